@@ -1,0 +1,1 @@
+"""Eviction policies: the same compiled hooks in the store and in the simulator."""

@@ -1,0 +1,1 @@
+"""Autograd and models: exact branch replay over a tiered store."""

@@ -1,0 +1,1 @@
+"""tiercache: a store for training activations over device memory, host memory and disk."""
