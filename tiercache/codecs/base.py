@@ -1,0 +1,37 @@
+"""The contract of a codec: bytes of a page, smaller or not, and back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+ByteArray = npt.NDArray[np.uint8]
+
+
+class Codec(ABC):
+    """Turns a CPU tensor into bytes and back.
+
+    Caller guarantees: `out` of encode has `max_encoded_bytes(tensor)` bytes; `out` of decode has the dtype and
+    shape that were encoded, as the store's own index says.
+    Implementation must: never modify its input; take any strides; keep every bit pattern when `lossless`; trust
+    nothing in the payload but what fits `out`: malformed bytes raise CodecError and never read or write outside;
+    be safe from several threads; release the GIL around work.
+    """
+
+    name: str
+    lossless: bool = True
+
+    @abstractmethod
+    def max_encoded_bytes(self, dtype: torch.dtype, shape: tuple[int, ...]) -> int:
+        """Upper bound of what `encode` writes."""
+
+    @abstractmethod
+    def encode(self, tensor: torch.Tensor, out: ByteArray) -> int:
+        """Writes the payload into `out` and returns its size in bytes."""
+
+    @abstractmethod
+    def decode(self, payload: ByteArray, out: torch.Tensor) -> None:
+        """Fills the contiguous CPU tensor `out` from the payload."""
