@@ -8,17 +8,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tiercache.entry import PageKey
+
 ByteArray = npt.NDArray[np.uint8]
 
 
 class Codec(ABC):
     """Turns a CPU tensor into bytes and back.
 
-    Caller guarantees: `out` of encode has `max_encoded_bytes(tensor)` bytes; `out` of decode has the dtype and
-    shape that were encoded, as the store's own index says.
-    Implementation must: never modify its input; take any strides; keep every bit pattern when `lossless`; trust
-    nothing in the payload but what fits `out`: malformed bytes raise CodecError and never read or write outside;
-    be safe from several threads; release the GIL around work.
+    Caller guarantees: `out` of encode has `max_encoded_bytes(tensor)` bytes; `out` of decode has the dtype
+    and shape that were encoded, as the store's own index says.
+    Implementation must: never modify its input; take any strides; keep every bit pattern when `lossless`;
+    trust nothing in the payload but what fits `out`: malformed bytes raise CodecError and never read or
+    write outside; be safe from several threads; release the GIL around work.
     """
 
     name: str
@@ -29,8 +31,12 @@ class Codec(ABC):
         """Upper bound of what `encode` writes."""
 
     @abstractmethod
-    def encode(self, tensor: torch.Tensor, out: ByteArray) -> int:
-        """Writes the payload into `out` and returns its size in bytes."""
+    def encode(self, tensor: torch.Tensor, out: ByteArray, key: PageKey | None = None) -> int:
+        """Writes the payload into `out` and returns its size in bytes.
+
+        `key` tells what the page holds: codecs with tables share one per (layer, kind), lossy ones choose the
+        axis of their scales by kind, refuse gradient pages, and key their random numbers by it.
+        """
 
     @abstractmethod
     def decode(self, payload: ByteArray, out: torch.Tensor) -> None:
