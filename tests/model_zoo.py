@@ -1,0 +1,265 @@
+"""Tiny random models of every family that the tests name, built from configurations in memory.
+
+Weights are drawn from a fixed seed at a scale that makes attention patterns sharp and every parameter
+matter, so that a lost page or a wrong position shows as an error of per cents, not of the last digits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+VOCAB = 61
+WINDOW = 6
+
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "tie_word_embeddings": False,
+}
+ALTERNATING = ["sliding_attention", "full_attention"]
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+MOE = {"num_experts_per_tok": 2, "output_router_logits": False}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """How to build one tiny model.
+
+    Attributes:
+        model: prefix of the classes in transformers: `Llama` for LlamaConfig and LlamaForCausalLM.
+        fields: configuration fields over COMMON.
+        dtype: the widest dtype in which its modules compute.
+        reason: for a family that must be refused, a pattern that its error has.
+        suffix: end of the model class's name.
+    """
+
+    model: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float64
+    reason: str | None = None
+    suffix: str = "ForCausalLM"
+
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family(model="Llama"),
+    "qwen2": Family(model="Qwen2"),
+    "qwen3": Family(model="Qwen3", fields={"head_dim": 8}),
+    "mistral": Family(model="Mistral", fields={"sliding_window": WINDOW}),
+    "starcoder2": Family(model="Starcoder2", fields={"sliding_window": WINDOW, "use_bias": True}),
+    "gemma2": Family(
+        model="Gemma2",
+        fields={
+            "head_dim": 8,
+            "query_pre_attn_scalar": 8,
+            "sliding_window": WINDOW,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 6.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gemma3": Family(
+        model="Gemma3",
+        suffix="ForCausalLM",
+        fields={
+            "head_dim": 8,
+            "query_pre_attn_scalar": 8,
+            "sliding_window": WINDOW,
+            "layer_types": ALTERNATING,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "phi": Family(
+        model="Phi",
+        fields={"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+    ),
+    "phi3": Family(model="Phi3"),
+    "gpt_neox": Family(model="GPTNeoX", fields={"hidden_dropout": 0.0, "attention_dropout": 0.0}),
+    "olmo2": Family(model="Olmo2"),
+    "granite": Family(
+        model="Granite",
+        fields={
+            "embedding_multiplier": 2.0,
+            "logits_scaling": 3.0,
+            "residual_multiplier": 0.7,
+            "attention_multiplier": 0.4,
+        },
+    ),
+    "cohere": Family(model="Cohere", fields={"logit_scale": 0.6, "tie_word_embeddings": True}),
+    "smollm3": Family(model="SmolLM3", fields={"no_rope_layers": [1, 0], "tie_word_embeddings": True}),
+    "glm4": Family(model="Glm4", fields={"head_dim": 8}),
+    "gpt_oss": Family(
+        model="GptOss",
+        dtype=torch.float32,
+        fields={
+            **MOE,
+            "head_dim": 8,
+            "num_local_experts": 4,
+            "sliding_window": WINDOW,
+            "layer_types": ALTERNATING,
+            "rope_parameters": {**YARN, "rope_theta": 1e4},
+        },
+    ),
+    "mixtral": Family(
+        model="Mixtral", dtype=torch.float32, fields={**MOE, "num_local_experts": 4, "sliding_window": None}
+    ),
+    "qwen3_moe": Family(
+        model="Qwen3Moe",
+        dtype=torch.float32,
+        fields={**MOE, "head_dim": 8, "num_experts": 4, "moe_intermediate_size": 24},
+    ),
+    "deepseek_v3": Family(
+        model="DeepseekV3",
+        dtype=torch.float32,
+        fields={
+            "num_key_value_heads": 4,
+            "moe_intermediate_size": 24,
+            "n_routed_experts": 4,
+            "n_group": 1,
+            "topk_group": 1,
+            "num_experts_per_tok": 2,
+            "first_k_dense_replace": 1,
+            "q_lora_rank": 16,
+            "kv_lora_rank": 12,
+            "qk_rope_head_dim": 4,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 10,
+            "num_mtp_layers": 0,
+        },
+    ),
+}
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0] * 4,
+    "long_factor": [2.0, 3.0, 4.0, 5.0],
+    "original_max_position_embeddings": 64,
+    "factor": 4.0,
+}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+
+REFUSED: dict[str, Family] = {
+    "bloom": Family(
+        model="Bloom", fields={"n_layer": 2, "n_head": 4, "hidden_dropout": 0.0, "attention_dropout": 0.0}
+    ),
+    "mpt": Family(model="Mpt", fields={"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 256}),
+    "falcon": Family(
+        model="Falcon",
+        fields={"hidden_dropout": 0.0, "attention_dropout": 0.0, "new_decoder_architecture": False},
+    ),
+    "qwen3_next": Family(
+        model="Qwen3Next",
+        dtype=torch.float32,
+        fields={
+            **MOE,
+            "head_dim": 8,
+            "num_experts": 4,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 24,
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+        },
+    ),
+    "opt": Family(
+        model="OPT",
+        fields={"ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": 0.0, "attention_dropout": 0.0},
+    ),
+    "longrope": Family(
+        model="Phi3", fields={"original_max_position_embeddings": 64, "rope_parameters": LONGROPE}
+    ),
+    "dynamic": Family(model="Llama", fields={"rope_parameters": DYNAMIC, "max_position_embeddings": 64}),
+    "dropout": Family(model="Llama", fields={"attention_dropout": 0.1}),
+    "hidden_dropout": Family(model="GPTNeoX", fields={"hidden_dropout": 0.1, "attention_dropout": 0.0}),
+    "cross_attention": Family(
+        model="GPT2",
+        suffix="LMHeadModel",
+        fields={
+            "n_embd": 32,
+            "n_layer": 2,
+            "n_head": 4,
+            "n_positions": 256,
+            "add_cross_attention": True,
+            "is_decoder": True,
+            "resid_pdrop": 0.0,
+            "embd_pdrop": 0.0,
+            "attn_pdrop": 0.0,
+        },
+    ),
+    "shared_kv": Family(
+        model="Gemma3n",
+        fields={
+            "num_hidden_layers": 4,
+            "head_dim": 8,
+            "sliding_window": WINDOW,
+            "layer_types": ALTERNATING * 2,
+            "num_kv_shared_layers": 2,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCAB,
+            "intermediate_size": [48] * 4,
+            "activation_sparsity_pattern": [0.0] * 4,
+            "laurel_rank": 4,
+            "pad_token_id": 0,
+        },
+    ),
+    "chunked": Family(
+        model="Llama4",
+        dtype=torch.float32,
+        fields={
+            "head_dim": 8,
+            "intermediate_size_mlp": 48,
+            "num_local_experts": 2,
+            "num_experts_per_tok": 1,
+            "attention_chunk_size": 64,
+            "no_rope_layers": [1, 0],
+            "layer_types": ["chunked_attention", "full_attention"],
+            "moe_layers": [],
+        },
+    ),
+    "recurrent": Family(model="Mamba", fields={"state_size": 4}),
+}
+
+
+def _classes(family: Family) -> tuple[Any, Any]:
+    import transformers  # imported here: only tests of families pay its import
+
+    name = {"Gemma3": "Gemma3Text", "Gemma3n": "Gemma3nText", "Llama4": "Llama4Text"}.get(
+        family.model, family.model
+    )
+    return getattr(transformers, f"{name}Config"), getattr(transformers, f"{family.model}{family.suffix}")
+
+
+def build(name: str, *, dtype: torch.dtype | None = None, seed: int = 0, **fields: Any) -> Any:
+    """A tiny model of family `name` in `dtype` (its widest by default), in training mode."""
+    family = FAMILIES[name] if name in FAMILIES else REFUSED[name]
+    config_class, model_class = _classes(family)
+    config = config_class(**{**COMMON, **family.fields, **fields})
+    config._attn_implementation = "eager"
+    model = model_class(config)
+    randomise(model, seed)
+    return model.to(dtype or family.dtype).train()
+
+
+def randomise(model: torch.nn.Module, seed: int) -> None:
+    """Draws every parameter anew: matrices at unit gain, vectors around where they were."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.ndim >= 2:
+                parameter.copy_(noise * 1.2 / parameter.shape[-1] ** 0.5)
+            else:
+                parameter.add_(0.2 * noise)
