@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import tiercache
 
-PUBLIC = ["PageKey", "TierCacheError", "__version__", "errors", "policies", "runtime"]
+PUBLIC = [
+    "AccessPlan",
+    "Lease",
+    "PageKey",
+    "Stats",
+    "StoreConfig",
+    "TierCacheError",
+    "TierStore",
+    "__version__",
+    "errors",
+    "open_store",
+    "policies",
+    "runtime",
+]
 
 
 def test_the_front_door_has_these_names_and_no_others() -> None:

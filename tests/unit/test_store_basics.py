@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from tiercache import PageKey, PageMissingError, TierFullError, open_store
+from tiercache import PageKey, open_store
+from tiercache.errors import PageMissingError, TierFullError
 
 
 def key(n: int, kind: str = "key", graph: int = 0) -> PageKey:
