@@ -34,7 +34,7 @@ _CLICK_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
 class LazyGroup(TyperGroup):
     """A group whose commands come from COMMANDS; a command that this installation lacks is not listed."""
 
-    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 -- the signature is click's
+    def list_commands(self, ctx: Any) -> list[str]:
         """Names in the order of the table."""
         return [name for name, module in COMMANDS.items() if importlib.util.find_spec(f"{__name__}.{module}")]
 

@@ -90,6 +90,6 @@ class Tier(ABC):
     def close(self) -> None:
         """Ends the tier and its threads within a bounded time. A second call does nothing."""
 
-    def view(self, slot: Slot) -> ByteArray | None:  # noqa: ARG002 -- for tiers that are memory
+    def view(self, slot: Slot) -> ByteArray | None:
         """The slot's memory itself where the tier is addressable memory, else None."""
         return None
