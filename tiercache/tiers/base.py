@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tiercache.entry import PageKey
+
 ByteArray = npt.NDArray[np.uint8]
 
 
@@ -24,6 +26,9 @@ class PageMeta:
         codec: name of the codec that made the payload.
         raw_bytes: size of the decoded tensor.
         stored_bytes: size of the payload.
+        key: the fields behind `digest` where the caller has them; a record keeps them for listings.
+        persistent: the record outlives this process where the tier is opened for that. Only for pages that are
+            keyed by content alone (`PageKey.graph` 0): ids of graphs start again with the next process.
     """
 
     digest: bytes
@@ -33,6 +38,8 @@ class PageMeta:
     codec: str
     raw_bytes: int
     stored_bytes: int
+    key: PageKey | None = None
+    persistent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

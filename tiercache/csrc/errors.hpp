@@ -1,0 +1,34 @@
+// Errors of the core. One type; the bindings turn its kind into the class of tiercache/errors.py.
+#pragma once
+#include <cstring>
+#include <exception>
+#include <string>
+#include <utility>
+
+namespace tiercache {
+
+enum class ErrorKind { kConfig, kClosed, kLocked, kForked, kTimeout, kMissing, kState, kCorrupt, kFull, kIo };
+
+class Error : public std::exception {
+ public:
+  Error(ErrorKind kind, std::string what, std::string got = {}, std::string limit = {}, std::string remedy = {},
+        int code = 0)
+      : kind(kind),
+        text(std::move(what)),
+        got(std::move(got)),
+        limit(std::move(limit)),
+        remedy(std::move(remedy)),
+        code(code) {}
+
+  const char* what() const noexcept override { return text.c_str(); }
+
+  ErrorKind kind;
+  std::string text, got, limit, remedy;
+  int code;  // errno of the operating system, 0 where there is none
+};
+
+inline Error io_error(const std::string& what, int code, std::string remedy = {}) {
+  return Error(ErrorKind::kIo, what, std::strerror(code), {}, std::move(remedy), code);
+}
+
+}  // namespace tiercache
