@@ -7,8 +7,9 @@ queries, and which hidden states are constants; attention is written out here so
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,23 +22,23 @@ class Cut:
     """What is constant in one row.
 
     Attributes:
-        live_from: [len] int64; keys and values before live_from[i] are constants for query i.
+        live: [len, len] bool; where False, the key and value of column j are constants to query i.
         constant_hidden: [len] bool; final hidden states that send no gradient into the model's body.
     """
 
-    live_from: Tensor
+    live: Tensor
     constant_hidden: Tensor
 
 
 def cut_at_nodes(length: int, starts: Sequence[int]) -> Cut:
     """`prefix_gradient="detached"`: a row whose nodes begin at `starts`; what precedes a node is constant."""
-    own = torch.zeros(length, dtype=torch.int64)
+    live = torch.ones(length, length, dtype=torch.bool)
     constant = torch.zeros(length, dtype=torch.bool)
     for start in sorted(starts):
-        own[start:] = start
+        live[start:, :start] = False
         if start > 0:
             constant[start - 1] = True
-    return Cut(own, constant)
+    return Cut(live, constant)
 
 
 def cut_at(length: int, position: int) -> Cut:
@@ -67,61 +68,60 @@ def logprobs(
     return torch.stack(lines)
 
 
-def _logits(model: nn.Module, tokens: Tensor, cut: Cut | None) -> Tensor:
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    cut: Cut | None = None,
+    layer: object = None,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Causal attention [B, H, T, Dv] of whole rows, written out; with a cut, some keys and values are constants."""
+    groups, length = q.shape[1] // k.shape[1], q.shape[2]
+    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    scores = q @ k.transpose(-1, -2)
+    if cut is not None:
+        scores = torch.where(cut.live, scores, q @ k.detach().transpose(-1, -2))
+    scores = scores * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    age = torch.arange(length)[:, None] - torch.arange(length)
+    scores = scores.masked_fill((age < 0) | (age >= (window or length)), -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks[:, None, None].expand(*scores.shape[:-1], 1)], -1)
+    weights = torch.softmax(scores, -1)[..., :length]
     if cut is None:
-        return _plain_logits(model, tokens)
+        return weights @ v
+    return (weights * cut.live) @ v + (weights * ~cut.live) @ v.detach()
+
+
+def _logits(model: nn.Module, tokens: Tensor, cut: Cut | None) -> Tensor:
     if hasattr(model, "attention"):  # tests/plain_model.py
-        whole, model.attention = model.attention, _cut_attention(cut)
+        given, model.attention = model.attention, partial(attention, cut=cut)
         try:
             hidden = model.hidden(tokens[None], torch.arange(len(tokens))[None])
         finally:
-            model.attention = whole
-        return model.head(torch.where(cut.constant_hidden[:, None], hidden.detach(), hidden))
-    with _transformers_cut(model, cut):
-        return _plain_logits(model, tokens)
-
-
-def _plain_logits(model: nn.Module, tokens: Tensor) -> Tensor:
-    if hasattr(model, "attention"):
-        return model(tokens[None])
-    return model(input_ids=tokens[None], use_cache=False).logits
-
-
-def _cut_attention(cut: Cut) -> Any:
-    """Causal attention whose keys and values before `cut.live_from` are constants."""
-
-    def attention(
-        q: Tensor, k: Tensor, v: Tensor, *, layer: int = 0, scaling: float | None = None, **options: Any
-    ) -> Tensor:
-        groups = q.shape[1] // k.shape[1]
-        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-        place = torch.arange(q.shape[2])
-        live = place >= cut.live_from[:, None]
-        scores = torch.where(live, q @ k.transpose(-1, -2), q @ k.detach().transpose(-1, -2))
-        scores = scores * (q.shape[-1] ** -0.5 if scaling is None else scaling)
-        if cap := options.get("softcap"):
-            scores = cap * torch.tanh(scores / cap)
-        age = place[:, None] - place
-        outside = (age < 0) | (age >= (options.get("sliding_window") or len(place)))
-        scores = scores.masked_fill(outside, -torch.inf)
-        if (sinks := options.get("s_aux")) is not None:
-            scores = torch.cat([scores, sinks[:, None, None].expand(*scores.shape[:-1], 1)], -1)
-        weights = torch.softmax(scores, -1)[..., : k.shape[2]]
-        return (weights * live) @ v + (weights * ~live) @ v.detach()
-
-    return attention
+            model.attention = given
+        if cut is not None:
+            hidden = torch.where(cut.constant_hidden[:, None], hidden.detach(), hidden)
+        return model.project(hidden)
+    with _transformers_cut(model, cut) if cut is not None else nullcontext():
+        return model(input_ids=tokens[None], use_cache=False).logits
 
 
 @contextmanager
 def _transformers_cut(model: nn.Module, cut: Cut) -> Iterator[None]:
     from transformers import AttentionInterface
 
-    attention = _cut_attention(cut)
-
-    def interface(
-        module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: object, **kw: Any
-    ) -> tuple[Tensor, None]:
-        return attention(q, k, v, **kw).transpose(1, 2).contiguous(), None
+    def interface(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: object, **kw: Any) ->
+    tuple[Tensor, None]:
+        options = {"scale": kw.get("scaling"), "window": kw.get("sliding_window")}
+        options |= {"softcap": kw.get("softcap"), "sinks": kw.get("s_aux")}
+        return attention(q, k, v, cut=cut, **options).transpose(1, 2).contiguous(), None
 
     def detach_boundary(module: nn.Module, args: object, output: Any) -> Any:
         hidden = output.last_hidden_state

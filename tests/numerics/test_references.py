@@ -12,7 +12,7 @@ def _whole(rows):
 
 
 def test_cut_reference_without_a_cut_is_the_whole_gradient():
-    model, rows = plain_model.build_plain(), trees.make_case("depth_3").rows
+    model, rows = plain_model.build_plain(dense.attention), trees.make_case("depth_3").rows
     whole = dense.weighted_gradients(model, rows)
     assert dense.relative_l2(dense.weighted_gradients(model, rows, _whole(rows)), whole) < 1e-15
 
@@ -25,7 +25,7 @@ def test_cut_reference_of_a_family_is_its_own_attention(name):
 
 
 def test_cuts_change_the_gradient():
-    model, rows = plain_model.build_plain(), trees.make_case("one_level").rows
+    model, rows = plain_model.build_plain(dense.attention), trees.make_case("one_level").rows
     whole = dense.weighted_gradients(model, rows)
     cuts = [dense.cut_at(len(row.tokens), 10) for row in rows]
     assert dense.relative_l2(dense.weighted_gradients(model, rows, cuts), whole) > 0.05
