@@ -80,7 +80,7 @@ def attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention [B, H, T, Dv] of whole rows, written out; with a cut, some keys and values are constants."""
+    """Causal attention [B, H, T, Dv] of whole rows, written out; a cut makes constants."""
     groups, length = q.shape[1] // k.shape[1], q.shape[2]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     scores = q @ k.transpose(-1, -2)
@@ -117,8 +117,7 @@ def _logits(model: nn.Module, tokens: Tensor, cut: Cut | None) -> Tensor:
 def _transformers_cut(model: nn.Module, cut: Cut) -> Iterator[None]:
     from transformers import AttentionInterface
 
-    def interface(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: object, **kw: Any) ->
-    tuple[Tensor, None]:
+    def interface(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: object, **kw: Any):
         options = {"scale": kw.get("scaling"), "window": kw.get("sliding_window")}
         options |= {"softcap": kw.get("softcap"), "sinks": kw.get("s_aux")}
         return attention(q, k, v, cut=cut, **options).transpose(1, 2).contiguous(), None

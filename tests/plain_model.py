@@ -1,7 +1,7 @@
-"""A GPT in sixty lines that calls its attention through a callable, and computes in one dtype from end to end.
+"""A GPT in sixty lines that takes its attention as a callable, and computes in one dtype from end to end.
 
-Transformers models keep norms and rotary tables in fp32 whatever their weights are; this one does not, so that
-in fp64 a gradient can be compared to 1e-12.
+Transformers models keep norms and rotary tables in fp32 whatever their weights are; this one does not, so
+that in fp64 a gradient can be compared to 1e-12.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Block(nn.Module):
 
 
 class PlainGPT(nn.Module):
-    """Tied embeddings, rotary positions; `options[i]` goes to the attention of layer i (window, softcap, scale)."""
+    """Tied embeddings, rotary positions; `options[i]` goes to layer i's attention (window, ...)."""
 
     def __init__(
         self, attention: Callable[..., Tensor], options: list[dict[str, Any]], width: int = 32
