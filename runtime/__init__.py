@@ -1,1 +1,8 @@
 """Autograd and models: exact branch replay over a tiered store."""
+
+from tiercache.runtime.adapters import prefix_attention
+from tiercache.runtime.replay import BranchReplay
+from tiercache.runtime.report import StepReport
+from tiercache.runtime.rows import Row
+
+__all__ = ["BranchReplay", "Row", "StepReport", "prefix_attention"]

@@ -1,0 +1,110 @@
+"""The contract of an adapter: how a model's layers reach the attention over pages."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from tiercache.errors import ConfigError
+from tiercache.runtime.attention import page_attention
+from tiercache.runtime.frame import Frame, LayerSpec
+
+
+@dataclass(slots=True)
+class Router:
+    """Leads each attention layer's call to the visit that is running.
+
+    Attributes:
+        frame: the visit, or None between visits.
+        specs: layers in the order of their first call.
+    """
+
+    frame: Frame | None = None
+    specs: dict[object, LayerSpec] = field(default_factory=dict)
+
+    def attend(
+        self,
+        layer: object,
+        name: str,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """[1, H, T, Dv]; `layer` identifies the layer, shapes as in `page_attention`."""
+        if self.frame is None:
+            raise ConfigError(
+                f"attention layer {name} was called outside a visit",
+                remedy="call the model through BranchReplay, or switch its attention back",
+            )
+        spec = self.specs.get(layer)
+        if spec is None:
+            key_page, value_page = (k.shape[1], k.shape[3]), (v.shape[1], v.shape[3])
+            spec = LayerSpec(len(self.specs), name, window, key_page, value_page, k.dtype)
+            self.specs[layer] = spec
+        return page_attention(
+            q, k, v, frame=self.frame, layer=spec, scale=scale, softcap=softcap, sinks=sinks
+        )
+
+    @contextmanager
+    def running(self, frame: Frame) -> Iterator[None]:
+        """Makes `frame` the visit that is running."""
+        before, self.frame = self.frame, frame
+        try:
+            yield
+        finally:
+            self.frame = before
+
+
+class ModelAdapter(ABC):
+    """What BranchReplay needs of a model.
+
+    Attributes:
+        model: the user's, never copied.
+        router: where its attention layers' calls go.
+    """
+
+    model: nn.Module
+    router: Router
+
+    @property
+    @abstractmethod
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where token ids go."""
+
+    @property
+    @abstractmethod
+    def layers(self) -> list[nn.Module]:
+        """Layers that capture puts under checkpointing, in any order; each maps hidden states to hidden states."""
+
+    @abstractmethod
+    def hidden(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        """[1, T, E] last hidden states, as the vocabulary projection takes them, of packed ids [1, T]."""
+
+    @abstractmethod
+    def project(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[n, V] logits of hidden states [n, E], with the model's own scaling and capping."""
+
+    @abstractmethod
+    def identity(self) -> bytes:
+        """What, beside the parameters, the forward depends on: configuration, adapters, modes."""
+
+    @contextmanager
+    def attached(self, longest_row: int) -> Iterator[None]:
+        """Leads the attention layers here for the time of a step; `longest_row` fixes what depends on length."""
+        del longest_row
+        yield

@@ -1,0 +1,252 @@
+"""Attention of a visit's nodes over their own tokens and their ancestors' pages.
+
+Forward: each node's own causal block, then one page at a time, merged by log-sum-exp. Backward: the flash backward
+of each block with the final output and log-sum-exp gives the block's exact dQ, dK, dV; dK and dV of a page are added
+to its gradient page. Legend: H query heads, K key-value heads, T packed tokens, N tokens of a page, D width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from tiercache.entry import PageKey
+from tiercache.errors import ParameterChangedError
+from tiercache.runtime.frame import Frame, LayerSpec, PageCall, Piece
+from tiercache.runtime.kernels import Block, accumulator_dtype, block_backward, block_forward
+
+_MIN_SLICE = 64  # queries below which cutting a fold further costs more than an idle core
+
+
+def page_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    frame: Frame,
+    layer: LayerSpec,
+    scale: float,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention output [1, H, T, Dv] of a visit's packed tokens.
+
+    Args:
+        q: [1, H, T, Dk] after rotary embedding.
+        k: [1, K, T, Dk].
+        v: [1, K, T, Dv].
+        frame: the visit.
+        layer: which pages to read, and the layer's window.
+        scale: factor on the scores.
+        softcap: soft cap of the scores, or None.
+        sinks: [H] logits that join each head's softmax once, or None.
+
+    Pages are leased one at a time. Differentiable once in q, k, v and sinks; gradients of ancestors' pages go to the
+    store. Calling it again with the same arguments (gradient checkpointing) gives the same values.
+    """
+    out: torch.Tensor = _PageAttention.apply(q, k, v, sinks, frame, layer, Block(scale, softcap=softcap))
+    return out
+
+
+class _PageAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        sinks: torch.Tensor | None,
+        frame: Frame,
+        layer: LayerSpec,
+        block: Block,
+    ) -> torch.Tensor:
+        out, lse = _forward(q, k, v, frame, layer, block)
+        if sinks is not None:
+            total = torch.logaddexp(lse, sinks.to(lse.dtype)[None, :, None])
+            out *= torch.exp(lse - total)[..., None]
+            lse = total
+        out = out.to(q.dtype)
+        _write_pages(k, v, frame, layer)
+        ctx.save_for_backward(q, k, v, out, lse, sinks)
+        ctx.frame, ctx.layer, ctx.block = frame, layer, block
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        q, k, v, out, lse, sinks = ctx.saved_tensors
+        frame, layer = ctx.frame, ctx.layer
+        dq, dk, dv = _backward(grad_out, q, k, v, out, lse, frame, layer, ctx.block)
+        if frame.phase == "pop":
+            _add_gradient_page(dk, frame, layer, "grad_key")
+            _add_gradient_page(dv, frame, layer, "grad_value")
+        dsinks = None
+        if sinks is not None and ctx.needs_input_grad[3]:
+            dtype = lse.dtype
+            delta = (grad_out.to(dtype) * out.to(dtype)).sum(-1)
+            dsinks = -(torch.exp(sinks.to(dtype)[None, :, None] - lse) * delta).sum((0, 2)).to(sinks.dtype)
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dsinks, None, None, None
+
+
+def _own_block(frame: Frame, layer: LayerSpec, piece: Piece, block: Block) -> Block:
+    bias = frame.own_bias(piece.end - piece.begin, layer.window)
+    return Block(block.scale, causal=bias is None, bias=bias, softcap=block.softcap)
+
+
+def _forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, frame: Frame, layer: LayerSpec, block: Block
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Merged output and log-sum-exp, both in the accumulator dtype."""
+    dtype = accumulator_dtype(q.dtype)
+    out = torch.empty(*q.shape[:3], v.shape[-1], dtype=dtype, device=q.device)
+    lse = torch.empty(q.shape[:3], dtype=dtype, device=q.device)
+    for piece in frame.pieces:
+        own = slice(piece.begin, piece.end)
+        part, part_lse = block_forward(
+            q[:, :, own], k[:, :, own], v[:, :, own], _own_block(frame, layer, piece, block)
+        )
+        out[:, :, own], lse[:, :, own] = part, part_lse
+    for call in frame.calls(layer.window):
+        queries = slice(call.q_begin, call.q_end)
+        fold = _Fold(q[:, :, queries], k.shape[1], call)
+        with (
+            frame.store.read(_key(call, layer, "key")) as key_lease,
+            frame.store.read(_key(call, layer, "value")) as value_lease,
+        ):
+            part, part_lse = block_forward(
+                fold.q, fold.page(key_lease.tensor), fold.page(value_lease.tensor), fold.block(block)
+            )
+            _merge(out[:, :, queries], lse[:, :, queries], fold.unfold(part), fold.unfold(part_lse[..., None])[..., 0])
+    return out, lse
+
+
+def _merge(out: torch.Tensor, lse: torch.Tensor, part: torch.Tensor, part_lse: torch.Tensor) -> None:
+    """Adds a block's output into `out` and `lse`, in place."""
+    part_lse = part_lse.to(lse.dtype)
+    total = torch.logaddexp(lse, part_lse)
+    out.mul_(torch.exp(lse - total)[..., None])
+    out.addcmul_(part.to(out.dtype), torch.exp(part_lse - total)[..., None])
+    lse.copy_(total)
+
+
+def _backward(
+    grad_out: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    frame: Frame,
+    layer: LayerSpec,
+    block: Block,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    dtype = accumulator_dtype(q.dtype)
+    dq = torch.empty(q.shape, dtype=dtype, device=q.device)
+    dk = torch.empty(k.shape, dtype=dtype, device=q.device)
+    dv = torch.empty(v.shape, dtype=dtype, device=q.device)
+    for piece in frame.pieces:
+        own = slice(piece.begin, piece.end)
+        dq[:, :, own], dk[:, :, own], dv[:, :, own] = block_backward(
+            grad_out[:, :, own], q[:, :, own], k[:, :, own], v[:, :, own], out[:, :, own], lse[:, :, own],
+            _own_block(frame, layer, piece, block),
+        )  # fmt: skip
+    for call in frame.calls(layer.window):
+        queries = slice(call.q_begin, call.q_end)
+        fold = _Fold(q[:, :, queries], k.shape[1], call)
+        with (
+            frame.store.read(_key(call, layer, "key")) as key_lease,
+            frame.store.read(_key(call, layer, "value")) as value_lease,
+        ):
+            dq_part, dk_page, dv_page = block_backward(
+                fold.fold(grad_out[:, :, queries]), fold.q, fold.page(key_lease.tensor), fold.page(value_lease.tensor),
+                fold.fold(out[:, :, queries]), fold.fold(lse[:, :, queries, None])[..., 0], fold.block(block),
+            )  # fmt: skip
+        dq[:, :, queries] += fold.unfold(dq_part)
+        if call.ancestor.trainable:
+            frame.store.accumulate(_key(call, layer, "grad_key", frame.graph), fold.page_gradient(dk_page))
+            frame.store.accumulate(_key(call, layer, "grad_value", frame.graph), fold.page_gradient(dv_page))
+    return dq, dk, dv
+
+
+class _Fold:
+    """Query heads that share a key-value head, folded into the length axis, and cut until every core has a slice.
+
+    q [1, H, n, D] becomes [s, K, g * n / s, D] with g = H / K: the page is read once for all of them.
+    """
+
+    def __init__(self, q: torch.Tensor, kv_heads: int, call: PageCall) -> None:
+        self.call = call
+        _, heads, length, _ = q.shape
+        self.kv, self.group, self.length = kv_heads, heads // kv_heads, length
+        self.slices = 1
+        if call.bias is None and q.device.type == "cpu":
+            self.slices = _slices(kv_heads, self.group * length, torch.get_num_threads())
+        self.q = self.fold(q)
+
+    def fold(self, x: torch.Tensor) -> torch.Tensor:
+        """[1, H, n, D] -> [s, K, g * n / s, D]."""
+        width = x.shape[-1]
+        folded = x.reshape(1, self.kv, self.slices, -1, width)
+        return folded.transpose(0, 2).squeeze(2) if self.slices > 1 else folded[:, :, 0]
+
+    def unfold(self, x: torch.Tensor) -> torch.Tensor:
+        """[s, K, g * n / s, D] -> [1, H, n, D]."""
+        return x.transpose(0, 1).reshape(1, self.kv * self.group, self.length, x.shape[-1])
+
+    def page(self, page: torch.Tensor) -> torch.Tensor:
+        """[K, N, D] -> [s, K, n, D]: the seen keys, repeated without a copy."""
+        return page[None, :, self.call.k_begin : self.call.k_end].expand(self.slices, -1, -1, -1)
+
+    def block(self, block: Block) -> Block:
+        """Mask of the folded queries."""
+        bias = self.call.bias
+        if bias is not None:
+            bias = bias[None].expand(self.group, -1, -1).reshape(-1, bias.shape[-1])
+        return Block(block.scale, bias=bias, softcap=block.softcap)
+
+    def page_gradient(self, grad: torch.Tensor) -> torch.Tensor:
+        """[s, K, n, D] -> [K, N, D], zero where no query sees the page."""
+        total = grad[0] if self.slices == 1 else grad.sum(0, dtype=accumulator_dtype(grad.dtype))
+        hidden = self.call.k_begin
+        return torch.nn.functional.pad(total, (0, 0, hidden, 0)) if hidden else total
+
+
+def _slices(kv_heads: int, length: int, threads: int) -> int:
+    """The fewest cuts of the length axis that share the slices evenly among the cores."""
+    for cuts in range(1, threads + 1):
+        if kv_heads * cuts % threads == 0 and length % cuts == 0 and length // cuts >= _MIN_SLICE:
+            return cuts
+    return 1
+
+
+def _key(call: PageCall, layer: LayerSpec, kind: str, graph: int = 0) -> PageKey:
+    return PageKey(call.ancestor.digest, layer.index, kind, graph)
+
+
+def _write_pages(k: torch.Tensor, v: torch.Tensor, frame: Frame, layer: LayerSpec) -> None:
+    """At capture, puts this node's pages; in a checked pop, compares the recomputed ones with them."""
+    if frame.phase not in ("capture", "pop"):
+        return
+    digest = frame.pieces[0].digest
+    for kind, tensor in (("key", k), ("value", v)):
+        key = PageKey(digest, layer.index, kind)
+        if frame.phase == "capture":
+            frame.store.put(key, tensor[0])
+        elif frame.debug:
+            with frame.store.read(key) as lease:
+                if not torch.equal(lease.tensor.view(torch.uint8), tensor[0].contiguous().view(torch.uint8)):
+                    raise ParameterChangedError(
+                        f"pop of {layer.name}: the recomputed {kind} page differs from the captured one",
+                        got=f"{int((lease.tensor != tensor[0]).sum())} of {tensor[0].numel()} values",
+                        limit="bit-identical",
+                        remedy="keep weights, adapters and module modes unchanged between capture and pop",
+                    )
+
+
+def _add_gradient_page(grad: torch.Tensor, frame: Frame, layer: LayerSpec, kind: str) -> None:
+    """Adds what the descendants sent back into this node's page to `grad`, in place."""
+    total = frame.store.take(PageKey(frame.pieces[0].digest, layer.index, kind, frame.graph))
+    if total is not None:
+        grad[0] += total

@@ -1,0 +1,134 @@
+"""Walking a tree's visits: what `logprobs` and `backward` share."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from tiercache.runtime.adapters.base import ModelAdapter
+from tiercache.runtime.head import ChunkedHead
+from tiercache.runtime.options import DEFAULT_MAX_NODE_TOKENS, DEFAULT_MAX_VISIT_TOKENS, ReplayOptions
+from tiercache.runtime.pages import StepPages
+from tiercache.runtime.params import ParameterSums
+from tiercache.runtime.report import StepReport
+from tiercache.runtime.rows import TokenRow
+from tiercache.runtime.schedule import Visit, plan_visits
+from tiercache.runtime.step import Step, make_step
+from tiercache.runtime.terms import collect_terms
+from tiercache.runtime.tree import Tree, build_tree
+from tiercache.runtime.visits import VisitRunner
+from tiercache.runtime.window import constant_nodes, split_at_window
+
+Passes = Literal["step", "scores", "gradients"]
+AfterTails = Callable[[tuple[int, ...]], None]
+
+
+class Engine:
+    """Runs steps of one model over one store.
+
+    Args:
+        model: the user's.
+        adapter: of the model.
+        store: a `TierStore`.
+        options: of the replay.
+    """
+
+    def __init__(self, model: nn.Module, adapter: ModelAdapter, store: Any, options: ReplayOptions) -> None:
+        self.model, self.adapter, self.store, self.options = model, adapter, store, options
+        self.head = ChunkedHead(adapter.project, adapter.vocab_size, options.head_bytes)
+        self.runner = VisitRunner(
+            adapter,
+            self.head,
+            keep_graph=options.prefix_activations == "layer_inputs",
+            share_dropout=options.share_dropout,
+            debug=options.debug,
+        )
+        self._sums: ParameterSums | None = None
+
+    @property
+    def sums(self) -> ParameterSums:
+        """Stand-ins of the parameters as they are now; made anew when the user exchanged or froze some."""
+        if self._sums is None or not self._sums.matches(self.model):
+            self._sums = ParameterSums(self.model, sum_in_fp32=self.options.sum_in_fp32)
+        return self._sums
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the model's parameters."""
+        return next(p.dtype for p in self.model.parameters() if p.is_floating_point())
+
+    @property
+    def max_visit_tokens(self) -> int:
+        """Most tail tokens replayed together."""
+        return self.options.max_visit_tokens or DEFAULT_MAX_VISIT_TOKENS
+
+    def make_tree(self, rows: Sequence[TokenRow]) -> Tree:
+        """The tree of a batch, cut as the options say."""
+        tree = build_tree(
+            rows,
+            min_shared_tokens=self.options.min_shared_tokens,
+            max_node_tokens=self.options.max_node_tokens or DEFAULT_MAX_NODE_TOKENS,
+            max_tail_tokens=self.max_visit_tokens,
+        )
+        window = self.options.window
+        return tree if window is None else split_at_window(tree, window)
+
+    def make_step(self, rows: Sequence[TokenRow]) -> Step:
+        """The state of a new step on a batch."""
+        tree = self.make_tree(rows)
+        window = self.options.window
+        return make_step(
+            tree,
+            collect_terms(tree, rows),
+            namespace=self._namespace(),
+            constants=frozenset() if window is None else constant_nodes(tree, window),
+            graph=self.store.new_graph(),
+            dtype=self.dtype,
+        )
+
+    def _namespace(self) -> bytes:
+        """Digest of all that a page's values depend on beside its tokens."""
+        digest = hashlib.blake2b(self.adapter.identity())
+        for parameter in self.model.parameters():
+            digest.update(struct.pack("<qq", parameter.data_ptr(), parameter._version))  # noqa: SLF001
+        return digest.digest()
+
+    @contextmanager
+    def running(self, step: Step) -> Iterator[None]:
+        """The model on its stand-ins, its attention led here."""
+        longest = max(node.end for node in step.tree.nodes)
+        with self.sums.installed(), self.adapter.attached(longest):
+            yield
+
+    def walk(
+        self,
+        step: Step,
+        pages: StepPages,
+        passes: Passes,
+        report: StepReport,
+        after_tails: AfterTails | None = None,
+    ) -> None:
+        """Carries out the visits of one walk; `after_tails` is called when leaves' values are known, before backward."""
+        visits = plan_visits(step.tree, max_visit_tokens=self.max_visit_tokens, passes=passes)
+        for visit in visits:
+            with report.timed(visit.kind):
+                self._visit(step, pages, visit, after_tails)
+            report.gradient_sum_bytes = max(report.gradient_sum_bytes, self.sums.num_bytes)
+
+    def _visit(self, step: Step, pages: StepPages, visit: Visit, after_tails: AfterTails | None) -> None:
+        if visit.kind == "capture":
+            self.runner.capture(step, pages, visit.nodes[0])
+        elif visit.kind == "score":
+            self.runner.score(step, pages, visit.nodes)
+        elif visit.kind == "replay":
+            fill = None if after_tails is None else lambda: after_tails(visit.nodes)
+            self.runner.replay(step, pages, visit.nodes, fill)
+        else:
+            self.runner.pop(step, pages, visit.nodes[0])
+            pages.drop_node(step.digests[visit.nodes[0]])

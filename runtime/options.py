@@ -1,0 +1,71 @@
+"""Options of a replay, validated once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tiercache.errors import ConfigError
+
+PrefixGradient = Literal["exact", "detached"] | int
+PrefixActivations = Literal["layer_inputs", "recompute"]
+PREFIX_ACTIVATIONS = ("layer_inputs", "recompute")
+
+DEFAULT_MAX_NODE_TOKENS = 2048
+DEFAULT_MAX_VISIT_TOKENS = 512
+DEFAULT_MIN_SHARED_TOKENS = 256
+DEFAULT_HEAD_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplayOptions:
+    """Options of `BranchReplay`.
+
+    Attributes:
+        prefix_gradient: "exact", "detached" (ancestors' pages and boundary states are constants; shared scored tokens
+            still get their own terms), or a window w: keys and values more than w tokens before the nearest branch
+            are constants for every later node.
+        prefix_activations: what capture leaves in the store for pop: "layer_inputs" or nothing ("recompute").
+        max_node_tokens: longest node; from the device budget by default.
+        max_visit_tokens: most tail tokens replayed together, and the longest tail; from the budget by default.
+        min_shared_tokens: a run shared by two branches becomes a node from this length on; by more branches, sooner.
+        head_bytes: bound of the logits held at once.
+        sum_in_fp32: sum bf16 and fp16 parameter gradients in fp32 during a step.
+        share_dropout: the rows of a shared prefix may share their dropout masks.
+        check_model: prove at construction that the model carries its prefix through the attention function.
+        debug: compare recomputed pages with captured ones, bit for bit.
+    """
+
+    prefix_gradient: PrefixGradient = "exact"
+    prefix_activations: PrefixActivations = "layer_inputs"
+    max_node_tokens: int | None = None
+    max_visit_tokens: int | None = None
+    min_shared_tokens: int = DEFAULT_MIN_SHARED_TOKENS
+    head_bytes: int = DEFAULT_HEAD_BYTES
+    sum_in_fp32: bool = True
+    share_dropout: bool = False
+    check_model: bool = True
+    debug: bool = False
+
+    def __post_init__(self) -> None:
+        gradient = self.prefix_gradient
+        is_window = isinstance(gradient, int) and not isinstance(gradient, bool) and gradient >= 0
+        if gradient not in ("exact", "detached") and not is_window:
+            raise ConfigError(
+                "prefix_gradient", got=repr(gradient), limit='"exact", "detached" or a window of at least 0 tokens'
+            )
+        if self.prefix_activations not in PREFIX_ACTIVATIONS:
+            raise ConfigError(
+                "prefix_activations", got=repr(self.prefix_activations), limit=" | ".join(PREFIX_ACTIVATIONS)
+            )
+        for name in ("max_node_tokens", "max_visit_tokens", "min_shared_tokens", "head_bytes"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise ConfigError(name, got=repr(value), limit="an integer of at least 1")
+
+    @property
+    def window(self) -> int | None:
+        """Tokens before the nearest branch that keep their gradient; None when all do."""
+        if self.prefix_gradient == "exact":
+            return None
+        return 0 if self.prefix_gradient == "detached" else int(self.prefix_gradient)

@@ -1,0 +1,57 @@
+"""A step's own view of the store: counts what it put, so that exactly that is dropped when it ends."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+
+from tiercache.entry import PageKey
+
+
+class StepPages:
+    """Passes through to the store and remembers which content-keyed pages this step holds a reference of.
+
+    Args:
+        store: a `TierStore`.
+        graph: id of the step; everything keyed by it is dropped by `drop_all`.
+    """
+
+    def __init__(self, store: Any, graph: int) -> None:
+        self.store, self.graph = store, graph
+        self.held: dict[bytes, Counter[PageKey]] = {}
+
+    def put(self, key: PageKey, tensor: torch.Tensor, *, own: bool = False) -> bool:
+        """Stores a page and holds a reference of it."""
+        stored: bool = self.store.put(key, tensor, own=own)
+        if not key.graph:
+            self.held.setdefault(key.node, Counter())[key] += 1
+        return stored
+
+    def read(self, key: PageKey) -> Any:
+        """A lease."""
+        return self.store.read(key)
+
+    def accumulate(self, key: PageKey, tensor: torch.Tensor) -> None:
+        """Adds into a sum."""
+        self.store.accumulate(key, tensor)
+
+    def take(self, key: PageKey) -> torch.Tensor | None:
+        """Removes and returns a page of this step's graph."""
+        taken: torch.Tensor | None = self.store.take(key)
+        return taken
+
+    def drop_node(self, node: bytes) -> None:
+        """Gives back this step's references of one node's pages."""
+        keys = self.held.pop(node, None)
+        if keys:
+            self.store.discard(list(keys.elements()))
+
+    def drop_all(self) -> None:
+        """Gives back every reference, and all pages keyed by the step's graph."""
+        keys = [key for held in self.held.values() for key in held.elements()]
+        self.held.clear()
+        if keys:
+            self.store.discard(keys)
+        self.store.discard(graph=self.graph)

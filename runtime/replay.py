@@ -1,0 +1,225 @@
+"""BranchReplay: the gradient of dense training on a tree of rows, with each shared prefix run once."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+from tiercache.errors import PageMissingError
+from tiercache.runtime.adapters import create_adapter
+from tiercache.runtime.engine import Engine
+from tiercache.runtime.kernels import accumulator_dtype
+from tiercache.runtime.losses import LossFn, row_loss
+from tiercache.runtime.options import ReplayOptions
+from tiercache.runtime.pages import StepPages
+from tiercache.runtime.report import StepReport
+from tiercache.runtime.rows import Row, TokenRow, check_batch, check_rows
+from tiercache.runtime.step import Step
+
+
+class BranchReplay:
+    """Trains a causal language model on trees of rows: shared prefixes run once, gradients are those of dense training.
+
+    Args:
+        model: a Transformers causal LM (also under PEFT), or a plain module as `PlainAdapter` takes it. Not copied.
+        store: a `tiercache.TierStore`; stays the caller's to close.
+        options: fields of `ReplayOptions`.
+
+    Attributes:
+        report: of the last step, or None.
+    """
+
+    def __init__(self, model: nn.Module, store: Any, **options: Any) -> None:
+        self.options = ReplayOptions(**options)
+        self.model, self.store = model, store
+        self.adapter = create_adapter(model)
+        self.engine = Engine(model, self.adapter, store, self.options)
+        self.report: StepReport | None = None
+
+    def backward(self, rows: Sequence[Row], loss_fn: LossFn) -> StepReport:
+        """Adds the gradient of the sum of the rows' losses to the parameters' `.grad`.
+
+        Args:
+            rows: the batch. `Row`, or anything with its `tokens` and `scored`.
+            loss_fn: (logps [T] in fp32 or fp64, row) -> scalar; logps are 0 where the row is not scored.
+
+        Returns:
+            What the step did; also kept as `self.report`.
+
+        Raises:
+            InputError: rows that cannot be trained on.
+            LossError: loss_fn returned something that is no loss.
+            ParameterChangedError: loss_fn wrote to a parameter.
+            After any exception `.grad` is as it was and no page of the step is left.
+        """
+        checked = check_rows(rows, self.adapter.vocab_size)
+        step = self.engine.make_step(checked)
+        report = _new_report(step, checked)
+        losses: list[float] = []
+        rows_of_leaf: dict[int, list[int]] = {}
+        for index, leaf in enumerate(step.tree.leaf_of_row):
+            rows_of_leaf.setdefault(leaf, []).append(index)
+
+        def after_tails(leaves: tuple[int, ...]) -> None:
+            for index in (r for leaf in leaves for r in rows_of_leaf[leaf]):
+                logps = step.terms.gather(step.values, index).to(self.adapter.device)
+                loss, grad = row_loss(loss_fn, logps, rows[index], checked[index], index)
+                losses.append(loss)
+                step.terms.scatter_add(step.gradients, index, grad)
+
+        pages = StepPages(self.store, step.graph)
+        sums = self.engine.sums
+        versions = sums.versions()
+        stalled = self.store.stats().stall_s
+        with report.timed("total"):
+            try:
+                with self.engine.running(step):
+                    self.engine.walk(step, pages, "step", report, after_tails)
+                sums.check_versions(versions)
+                gradients = sums.take()
+            finally:
+                sums.clear()
+                step.captured.clear()
+                pages.drop_all()
+            _deliver(sums.parameters, gradients)
+        report.loss, report.stall_s = sum(losses), self.store.stats().stall_s - stalled
+        self.report = report
+        return report
+
+    def logprobs(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None, scored: torch.Tensor
+    ) -> torch.Tensor:
+        """Log-probabilities of scored tokens, differentiable in the model's trainable parameters.
+
+        Args:
+            input_ids: [N, T] int64, padded on either side.
+            attention_mask: [N, T], nonzero where a token is real, or None.
+            scored: [N, T] bool, False in the first real column of each row.
+
+        Returns:
+            [N, T] fp32 (fp64 for fp64 models) on the device of input_ids, 0 where not scored. Its backward replays the
+            branches and pops the prefix; until then the pages stay in the store. Dropping it drops them.
+
+        Raises:
+            InputError: a batch that cannot be trained on.
+        """
+        checked = check_batch(input_ids, attention_mask, scored, self.adapter.vocab_size)
+        wants_gradient = torch.is_grad_enabled()
+        step = self.engine.make_step(checked)
+        run = _Run(self, step, checked)
+        try:
+            with self.engine.running(step), run.report.timed("total"):
+                self.engine.walk(step, run.pages, "scores", run.report)
+        except BaseException:
+            run.end()
+            raise
+        self.report = run.report
+        values = input_ids.new_zeros(input_ids.shape, dtype=accumulator_dtype(self.engine.dtype))
+        for n, row in enumerate(checked):
+            logps = step.terms.gather(step.values, n)
+            values[n, torch.from_numpy(row.columns[row.scored])] = logps.to(values.device, values.dtype)
+        if not wants_gradient:
+            run.end()
+            return values
+        result: torch.Tensor = _LogProbs.apply(run, values, *self.engine.sums.parameters)
+        return result
+
+
+class _Run:
+    """A `logprobs` call between its forward and its backward. Its pages go when it goes."""
+
+    def __init__(self, replay: BranchReplay, step: Step, rows: list[TokenRow]) -> None:
+        self.replay, self.step, self.rows = replay, step, rows
+        self.pages = StepPages(replay.store, step.graph)
+        self.report = _new_report(step, rows)
+        self.versions = replay.engine.sums.versions()
+        self._finalizer = weakref.finalize(self, _drop_quietly, self.pages)
+
+    def end(self) -> None:
+        """Drops every page of the run."""
+        self.step.captured.clear()
+        if self._finalizer.detach():
+            self.pages.drop_all()
+
+    def gradients(self, grad: torch.Tensor) -> list[torch.Tensor | None]:
+        """Gradients of the parameters for dL/dlogp [N, T]; ends the run."""
+        if not self._finalizer.alive:
+            raise PageMissingError(
+                "backward of logprobs a second time: its pages are gone",
+                remedy="call logprobs again; retain_graph cannot keep them",
+            )
+        engine, sums = self.replay.engine, self.replay.engine.sums
+        stalled = self.replay.store.stats().stall_s
+        try:
+            sums.check_versions(self.versions)
+            host = grad.detach().cpu()
+            for n, row in enumerate(self.rows):
+                mine = host[n, torch.from_numpy(row.columns[row.scored])]
+                if len(mine):
+                    self.step.terms.scatter_add(self.step.gradients, n, mine.to(self.step.gradients[0].dtype))
+            with self.report.timed("total"), engine.running(self.step):
+                engine.walk(self.step, self.pages, "gradients", self.report)
+            return sums.take()
+        finally:
+            sums.clear()
+            self.end()
+            self.report.stall_s += self.replay.store.stats().stall_s - stalled
+            self.replay.report = self.report
+
+
+class _LogProbs(torch.autograd.Function):
+    """Makes the parameters inputs of the log-probabilities: the engine sees one gradient for each of them."""
+
+    @staticmethod
+    def forward(ctx: Any, run: _Run, values: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+        ctx.run = run
+        return values.clone() if not parameters else values
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return (None, None, *ctx.run.gradients(grad))
+
+
+class _Delivery(torch.autograd.Function):
+    """Hands sums to the engine, so that hooks on the parameters fire once, as after an ordinary backward."""
+
+    @staticmethod
+    def forward(ctx: Any, gradients: list[torch.Tensor | None], *parameters: torch.Tensor) -> torch.Tensor:
+        ctx.gradients = gradients
+        return parameters[0].new_zeros(())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        del grad
+        return (None, *ctx.gradients)
+
+
+def _deliver(parameters: list[nn.Parameter], gradients: list[torch.Tensor | None]) -> None:
+    if all(g is None for g in gradients):
+        return
+    with torch.enable_grad():
+        handle: torch.Tensor = _Delivery.apply(gradients, *parameters)
+    handle.backward()
+
+
+def _drop_quietly(pages: StepPages) -> None:
+    if not pages.store.closed:
+        pages.drop_all()
+
+
+def _new_report(step: Step, rows: Sequence[TokenRow]) -> StepReport:
+    tree = step.tree
+    return StepReport(
+        num_rows=len(rows),
+        num_nodes=sum(not node.is_leaf for node in tree.nodes),
+        dense_tokens=sum(len(row.tokens) for row in rows),
+        captured_tokens=tree.num_inner_tokens,
+        tail_tokens=tree.num_tail_tokens,
+    )

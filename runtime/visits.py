@@ -1,0 +1,158 @@
+"""Running one visit: capture, score, replay or pop of nodes against their ancestors' pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from tiercache.runtime.adapters.base import ModelAdapter
+from tiercache.runtime.checkpointing import checkpointed, own_checkpointing_off
+from tiercache.runtime.frame import Ancestor, Frame, PageStore, Piece
+from tiercache.runtime.head import ChunkedHead
+from tiercache.runtime.saved_tensors import LayerInputs
+from tiercache.runtime.step import CapturedGraph, Step, needs_graph
+
+
+class VisitRunner:
+    """Runs visits of one model.
+
+    Args:
+        adapter: of the model.
+        head: its vocabulary projection.
+        keep_graph: capture keeps a checkpointed graph for pop ("layer_inputs"), or nothing ("recompute").
+        share_dropout: the model draws random numbers; every later run of a node repeats those of its first.
+        debug: compare recomputed pages with captured ones.
+    """
+
+    def __init__(
+        self, adapter: ModelAdapter, head: ChunkedHead, *, keep_graph: bool, share_dropout: bool, debug: bool
+    ) -> None:
+        self.adapter, self.head = adapter, head
+        self.keep_graph, self.share_dropout, self.debug = keep_graph, share_dropout, debug
+
+    def frame(self, step: Step, store: PageStore, nodes: tuple[int, ...], phase: str) -> Frame:
+        """The frame of a visit of `nodes`, which share a parent."""
+        tree, pieces, at = step.tree, [], 0
+        for index in nodes:
+            node = tree.nodes[index]
+            pieces.append(Piece(index, step.digests[index], at, at + len(node.tokens), node.start))
+            at += len(node.tokens)
+        ancestors = [
+            Ancestor(step.digests[a], tree.nodes[a].start, len(tree.nodes[a].tokens), a not in step.constants)
+            for a in tree.path(nodes[0])[:-1]
+        ]
+        return Frame(store, step.graph, pieces, ancestors, self.adapter.device, phase, self.debug)
+
+    def _hidden(self, step: Step, frame: Frame) -> torch.Tensor:
+        """[n, E] last hidden states at the terms of the frame's nodes, in order."""
+        device = self.adapter.device
+        tokens = torch.cat([torch.from_numpy(step.tree.nodes[p.node].tokens) for p in frame.pieces])
+        positions = torch.cat([torch.arange(p.position, p.position + p.end - p.begin) for p in frame.pieces])
+        wanted = torch.cat(
+            [torch.from_numpy(step.terms.of_node[p.node].offsets) + p.begin for p in frame.pieces]
+        )
+        nodes = tuple(p.node for p in frame.pieces)
+        with self.adapter.router.running(frame), self._random_numbers(step, nodes):
+            hidden = self.adapter.hidden(tokens[None].to(device), positions[None].to(device))
+        if not len(wanted):  # the graph must still be driven, to relay what descendants send back
+            wanted = torch.tensor([frame.num_tokens - 1])
+        return hidden[0].index_select(0, wanted.to(device))
+
+    @contextmanager
+    def _random_numbers(self, step: Step, nodes: tuple[int, ...]) -> Iterator[None]:
+        """Repeats the random numbers of the first run of these nodes; the caller's generators go on from there."""
+        if not self.share_dropout:
+            yield
+            return
+        device = self.adapter.device
+        module = torch.get_device_module(device) if device.type != "cpu" else None
+        if nodes not in step.random_states:
+            step.random_states[nodes] = (torch.get_rng_state(), module.get_rng_state(device) if module else None)
+            yield
+            return
+        with torch.random.fork_rng([device] if module else [], device_type=device.type if module else "cuda"):
+            cpu_state, device_state = step.random_states[nodes]
+            torch.set_rng_state(cpu_state)
+            if module:
+                module.set_rng_state(device_state, device)
+            yield
+
+    def targets(self, step: Step, frame: Frame) -> torch.Tensor:
+        """[n] target tokens of the frame's terms, in order, on the device."""
+        parts = [torch.from_numpy(step.terms.of_node[p.node].targets) for p in frame.pieces]
+        return torch.cat(parts).to(self.adapter.device)
+
+    def _keep_values(self, step: Step, frame: Frame, logps: torch.Tensor) -> None:
+        sizes = [len(step.terms.of_node[p.node]) for p in frame.pieces]
+        for piece, values in zip(frame.pieces, logps.cpu().split(sizes), strict=True):
+            step.values[piece.node] = values
+
+    def _gradients(self, step: Step, frame: Frame) -> torch.Tensor:
+        return torch.cat([step.gradients[p.node] for p in frame.pieces]).to(self.adapter.device)
+
+    def capture(self, step: Step, store: PageStore, index: int) -> None:
+        """Forward of an inner node: writes its pages, and what pop will need."""
+        frame = self.frame(step, store, (index,), "capture")
+        captured = CapturedGraph(frame)
+        if self.keep_graph and needs_graph(step, index):
+            captured.inputs = LayerInputs(store, step.digests[index], step.graph)
+            layers = checkpointed(self.adapter.layers, preserve_rng_state=self.share_dropout)
+            with captured.inputs.hooks(), layers, torch.enable_grad():
+                captured.hidden = self._hidden(step, frame)
+            hidden = captured.hidden.detach()
+        else:
+            with torch.no_grad():
+                hidden = self._hidden(step, frame)
+            if not needs_graph(step, index):
+                captured.hidden = hidden
+        step.captured[index] = captured
+        targets = self.targets(step, frame)
+        self._keep_values(step, frame, self.head.values(hidden[: len(targets)], targets))
+
+    def score(self, step: Step, store: PageStore, leaves: tuple[int, ...]) -> None:
+        """Forward of leaves, without a graph."""
+        frame = self.frame(step, store, leaves, "score")
+        targets = self.targets(step, frame)
+        with torch.no_grad():
+            hidden = self._hidden(step, frame)
+        self._keep_values(step, frame, self.head.values(hidden[: len(targets)], targets))
+
+    def replay(
+        self, step: Step, store: PageStore, leaves: tuple[int, ...], fill_gradients: Callable[[], None] | None
+    ) -> None:
+        """Forward and backward of leaves. `fill_gradients` is called between, once the leaves' values are known."""
+        frame = self.frame(step, store, leaves, "replay")
+        with torch.enable_grad():
+            hidden = self._hidden(step, frame)
+        targets = self.targets(step, frame)
+        if fill_gradients is not None:
+            self._keep_values(step, frame, self.head.values(hidden.detach()[: len(targets)], targets))
+            fill_gradients()
+        self._backward(step, frame, hidden, targets)
+
+    def pop(self, step: Step, store: PageStore, index: int) -> None:
+        """Backward of a captured node, after all its descendants."""
+        captured = step.captured.pop(index)
+        frame = captured.frame
+        frame.phase = "pop"
+        if captured.hidden is None:
+            with torch.enable_grad():
+                captured.hidden = self._hidden(step, frame)
+        hidden, captured.hidden = captured.hidden, None
+        self._backward(step, frame, hidden, self.targets(step, frame))
+
+    def _backward(self, step: Step, frame: Frame, hidden: torch.Tensor, targets: torch.Tensor) -> None:
+        grad = torch.zeros_like(hidden)
+        if len(targets):
+            grad = self.head.gradient(hidden.detach(), targets, self._gradients(step, frame))
+        if not hidden.requires_grad:
+            return  # a constant node: only the projection's own gradient was wanted
+        if frame.phase == "pop" and frame.pieces[0].node in step.constants:
+            boundary = torch.from_numpy(step.terms.of_node[frame.pieces[0].node].boundary)
+            grad[: len(boundary)][boundary.to(grad.device)] = 0
+        recomputes = frame.phase == "pop" and self.keep_graph
+        layers = own_checkpointing_off(self.adapter.layers if recomputes else [])
+        with self.adapter.router.running(frame), layers:
+            torch.autograd.backward([hidden], [grad])
