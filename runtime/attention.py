@@ -118,7 +118,12 @@ def _forward(
             part, part_lse = block_forward(
                 fold.q, fold.page(key_lease.tensor), fold.page(value_lease.tensor), fold.block(block)
             )
-            _merge(out[:, :, queries], lse[:, :, queries], fold.unfold(part), fold.unfold(part_lse[..., None])[..., 0])
+            _merge(
+                out[:, :, queries],
+                lse[:, :, queries],
+                fold.unfold(part),
+                fold.unfold(part_lse[..., None])[..., 0],
+            )
     return out, lse
 
 

@@ -49,14 +49,7 @@ class Engine:
             share_dropout=options.share_dropout,
             debug=options.debug,
         )
-        self._sums: ParameterSums | None = None
-
-    @property
-    def sums(self) -> ParameterSums:
-        """Stand-ins of the parameters as they are now; made anew when the user exchanged or froze some."""
-        if self._sums is None or not self._sums.matches(self.model):
-            self._sums = ParameterSums(self.model, sum_in_fp32=self.options.sum_in_fp32)
-        return self._sums
+        self.sums = ParameterSums(model, sum_in_fp32=options.sum_in_fp32)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -80,7 +73,9 @@ class Engine:
         return tree if window is None else split_at_window(tree, window)
 
     def make_step(self, rows: Sequence[TokenRow]) -> Step:
-        """The state of a new step on a batch."""
+        """The state of a new step on a batch, on the parameters as they are now."""
+        if not self.sums.matches(self.model):  # the user exchanged, froze or thawed some
+            self.sums = ParameterSums(self.model, sum_in_fp32=self.options.sum_in_fp32)
         tree = self.make_tree(rows)
         window = self.options.window
         return make_step(
@@ -100,10 +95,10 @@ class Engine:
         return digest.digest()
 
     @contextmanager
-    def running(self, step: Step) -> Iterator[None]:
-        """The model on its stand-ins, its attention led here."""
+    def running(self, step: Step, sums: ParameterSums) -> Iterator[None]:
+        """The model on the stand-ins of `sums`, its attention led here."""
         longest = max(node.end for node in step.tree.nodes)
-        with self.sums.installed(), self.adapter.attached(longest):
+        with sums.installed(), self.adapter.attached(longest):
             yield
 
     def walk(

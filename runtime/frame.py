@@ -1,8 +1,8 @@
 """A frame: what the attention function needs to know of the visit that is running.
 
-    packed axis of a visit    | tail 1 | tail 2 | tail 3 |        pieces: one a node, own causal block
-    page of the parent        |<------ all queries ----->|        one product for every tail of the batch
-    page of the grandparent   |<------ all queries ----->|
+packed axis of a visit    | tail 1 | tail 2 | tail 3 |        pieces: one a node, own causal block
+page of the parent        |<------ all queries ----->|        one product for every tail of the batch
+page of the grandparent   |<------ all queries ----->|
 """
 
 from __future__ import annotations
@@ -120,7 +120,9 @@ class Frame:
         """Page products of a layer with this window, root first."""
         if window not in self._calls:
             self._calls[window] = [
-                call for ancestor in self.ancestors for call in page_calls(self.pieces, ancestor, window, self.device)
+                call
+                for ancestor in self.ancestors
+                for call in page_calls(self.pieces, ancestor, window, self.device)
             ]
         return self._calls[window]
 

@@ -40,9 +40,7 @@ class ChunkedHead:
         """[n] log-probabilities of `targets` given hidden states [n, E], without a graph."""
         size = self.chunk_tokens(hidden.dtype)
         with torch.no_grad():
-            parts = [
-                self._logps(h, t) for h, t in zip(hidden.split(size), targets.split(size), strict=True)
-            ]
+            parts = [self._logps(h, t) for h, t in zip(hidden.split(size), targets.split(size), strict=True)]
         return torch.cat(parts) if parts else hidden.new_zeros(0, dtype=accumulator_dtype(hidden.dtype))
 
     def gradient(self, hidden: torch.Tensor, targets: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:

@@ -60,7 +60,9 @@ def _pad(x: torch.Tensor, width: int) -> torch.Tensor:
 def _expand_heads(x: torch.Tensor, heads: int) -> torch.Tensor:
     """[B, Hkv, L, D] -> [B, heads, L, D] without a copy where strides allow."""
     b, kv, length, d = x.shape
-    return x if kv == heads else x[:, :, None].expand(b, kv, heads // kv, length, d).reshape(b, heads, length, d)
+    return (
+        x if kv == heads else x[:, :, None].expand(b, kv, heads // kv, length, d).reshape(b, heads, length, d)
+    )
 
 
 def block_forward(
@@ -80,7 +82,13 @@ def block_forward(
     width, value_dim = max(q.shape[-1], v.shape[-1]), v.shape[-1]
     if _on_cpu_operator(q, block):
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            _pad(q, width), _pad(k, width), _pad(v, width), 0.0, block.causal, attn_mask=_bias4(q, block), scale=block.scale
+            _pad(q, width),
+            _pad(k, width),
+            _pad(v, width),
+            0.0,
+            block.causal,
+            attn_mask=_bias4(q, block),
+            scale=block.scale,
         )
         return out[..., :value_dim], lse
     if _on_cuda_operator(q, block, value_dim):

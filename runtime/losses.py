@@ -39,11 +39,16 @@ def row_loss(
         loss = loss_fn(full, row)
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         got = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-        raise LossError(f"loss_fn of row {index}", got=got, limit="a scalar tensor", remedy="sum or average it")
+        raise LossError(
+            f"loss_fn of row {index}", got=got, limit="a scalar tensor", remedy="sum or average it"
+        )
     value = float(loss.detach())
     if not math.isfinite(value):
         raise LossError(
-            f"loss_fn of row {index}", got=value, limit="finite", remedy="check advantages and log-prob ratios"
+            f"loss_fn of row {index}",
+            got=value,
+            limit="finite",
+            remedy="check advantages and log-prob ratios",
         )
     if not loss.requires_grad:  # a row that was masked out altogether
         return value, torch.zeros(len(leaf), dtype=leaf.dtype)

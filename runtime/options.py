@@ -52,7 +52,9 @@ class ReplayOptions:
         is_window = isinstance(gradient, int) and not isinstance(gradient, bool) and gradient >= 0
         if gradient not in ("exact", "detached") and not is_window:
             raise ConfigError(
-                "prefix_gradient", got=repr(gradient), limit='"exact", "detached" or a window of at least 0 tokens'
+                "prefix_gradient",
+                got=repr(gradient),
+                limit='"exact", "detached" or a window of at least 0 tokens',
             )
         if self.prefix_activations not in PREFIX_ACTIVATIONS:
             raise ConfigError(

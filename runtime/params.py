@@ -47,7 +47,10 @@ class ParameterSums:
                 self._places.append((module, name, index[id(parameter)]))
         if not self.parameters:
             raise ConfigError(
-                "model has no trainable parameters", got=0, limit="at least 1", remedy="set requires_grad on some"
+                "model has no trainable parameters",
+                got=0,
+                limit="at least 1",
+                remedy="set requires_grad on some",
             )
 
     def _stand_in(self, index: int, parameter: nn.Parameter) -> torch.Tensor:

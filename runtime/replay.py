@@ -78,7 +78,7 @@ class BranchReplay:
         stalled = self.store.stats().stall_s
         with report.timed("total"):
             try:
-                with self.engine.running(step):
+                with self.engine.running(step, sums):
                     self.engine.walk(step, pages, "step", report, after_tails)
                 sums.check_versions(versions)
                 gradients = sums.take()
@@ -113,7 +113,7 @@ class BranchReplay:
         step = self.engine.make_step(checked)
         run = _Run(self, step, checked)
         try:
-            with self.engine.running(step), run.report.timed("total"):
+            with self.engine.running(step, run.sums), run.report.timed("total"):
                 self.engine.walk(step, run.pages, "scores", run.report)
         except BaseException:
             run.end()
@@ -126,7 +126,7 @@ class BranchReplay:
         if not wants_gradient:
             run.end()
             return values
-        result: torch.Tensor = _LogProbs.apply(run, values, *self.engine.sums.parameters)
+        result: torch.Tensor = _LogProbs.apply(run, values, *run.sums.parameters)
         return result
 
 
@@ -137,7 +137,8 @@ class _Run:
         self.replay, self.step, self.rows = replay, step, rows
         self.pages = StepPages(replay.store, step.graph)
         self.report = _new_report(step, rows)
-        self.versions = replay.engine.sums.versions()
+        self.sums = replay.engine.sums  # the graph leads to these stand-ins
+        self.versions = self.sums.versions()
         self._finalizer = weakref.finalize(self, _drop_quietly, self.pages)
 
     def end(self) -> None:
@@ -153,7 +154,7 @@ class _Run:
                 "backward of logprobs a second time: its pages are gone",
                 remedy="call logprobs again; retain_graph cannot keep them",
             )
-        engine, sums = self.replay.engine, self.replay.engine.sums
+        engine, sums = self.replay.engine, self.sums
         stalled = self.replay.store.stats().stall_s
         try:
             sums.check_versions(self.versions)
@@ -162,7 +163,7 @@ class _Run:
                 mine = host[n, torch.from_numpy(row.columns[row.scored])]
                 if len(mine):
                     self.step.terms.scatter_add(self.step.gradients, n, mine.to(self.step.gradients[0].dtype))
-            with self.report.timed("total"), engine.running(self.step):
+            with self.report.timed("total"), engine.running(self.step, sums):
                 engine.walk(self.step, self.pages, "gradients", self.report)
             return sums.take()
         finally:

@@ -46,7 +46,10 @@ class TokenRow:
 def _check_tokens(tokens: npt.NDArray[np.int64], vocab_size: int, index: int) -> None:
     if tokens.size == 0:
         raise InputError(
-            f"row {index}: no tokens", got=0, limit="at least 1 token", remedy="drop empty rows from the batch"
+            f"row {index}: no tokens",
+            got=0,
+            limit="at least 1 token",
+            remedy="drop empty rows from the batch",
         )
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high >= vocab_size:

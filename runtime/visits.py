@@ -69,7 +69,10 @@ class VisitRunner:
         device = self.adapter.device
         module = torch.get_device_module(device) if device.type != "cpu" else None
         if nodes not in step.random_states:
-            step.random_states[nodes] = (torch.get_rng_state(), module.get_rng_state(device) if module else None)
+            step.random_states[nodes] = (
+                torch.get_rng_state(),
+                module.get_rng_state(device) if module else None,
+            )
             yield
             return
         with torch.random.fork_rng([device] if module else [], device_type=device.type if module else "cuda"):

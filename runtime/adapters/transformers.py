@@ -41,7 +41,8 @@ def attention_forward(
     router = _routers.get(module)
     if router is None:
         raise ConfigError(
-            f"{type(module).__name__} is not attached to a replay", remedy="use the model through BranchReplay"
+            f"{type(module).__name__} is not attached to a replay",
+            remedy="use the model through BranchReplay",
         )
     out = router.attend(
         module,
@@ -87,13 +88,16 @@ class TransformersAdapter(ModelAdapter):
         self._causal = inner
         if inner.base_model is inner or inner.get_output_embeddings() is None:
             raise ModelRefusedError(
-                f"{type(inner).__name__} has no language-model head", remedy="load it with AutoModelForCausalLM"
+                f"{type(inner).__name__} has no language-model head",
+                remedy="load it with AutoModelForCausalLM",
             )
         self._base: nn.Module = inner.base_model
         self._dummy_ids = torch.zeros(1, 1, dtype=torch.int64)
         for module in inner.modules():
             _routers[module] = self.router
-        self._configs = list({id(c): c for m in inner.modules() if (c := getattr(m, "config", None)) is not None}.values())
+        self._configs = list(
+            {id(c): c for m in inner.modules() if (c := getattr(m, "config", None)) is not None}.values()
+        )
 
     @property
     def vocab_size(self) -> int:
