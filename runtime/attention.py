@@ -1,8 +1,9 @@
 """Attention of a visit's nodes over their own tokens and their ancestors' pages.
 
-Forward: each node's own causal block, then one page at a time, merged by log-sum-exp. Backward: the flash backward
-of each block with the final output and log-sum-exp gives the block's exact dQ, dK, dV; dK and dV of a page are added
-to its gradient page. Legend: H query heads, K key-value heads, T packed tokens, N tokens of a page, D width.
+Forward: each node's own causal block, then one page at a time, merged by log-sum-exp. Backward: the flash
+backward of each block with the final output and log-sum-exp gives the block's exact dQ, dK, dV; dK and dV of
+a page are added to its gradient page. Legend: H query heads, K key-value heads, T packed tokens, N tokens of
+a page, D width.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ def page_attention(
         softcap: soft cap of the scores, or None.
         sinks: [H] logits that join each head's softmax once, or None.
 
-    Pages are leased one at a time. Differentiable once in q, k, v and sinks; gradients of ancestors' pages go to the
-    store. Calling it again with the same arguments (gradient checkpointing) gives the same values.
+    Pages are leased one at a time. Differentiable once in q, k, v and sinks; gradients of ancestors' pages go
+    to the store. Calling it again with the same arguments (gradient checkpointing) gives the same values.
     """
     out: torch.Tensor = _PageAttention.apply(q, k, v, sinks, frame, layer, Block(scale, softcap=softcap))
     return out
@@ -165,7 +166,8 @@ def _backward(
             frame.store.read(_key(call, layer, "value")) as value_lease,
         ):
             dq_part, dk_page, dv_page = block_backward(
-                fold.fold(grad_out[:, :, queries]), fold.q, fold.page(key_lease.tensor), fold.page(value_lease.tensor),
+                fold.fold(grad_out[:, :, queries]), fold.q,
+                fold.page(key_lease.tensor), fold.page(value_lease.tensor),
                 fold.fold(out[:, :, queries]), fold.fold(lse[:, :, queries, None])[..., 0], fold.block(block),
             )  # fmt: skip
         dq[:, :, queries] += fold.unfold(dq_part)
@@ -176,7 +178,8 @@ def _backward(
 
 
 class _Fold:
-    """Query heads that share a key-value head, folded into the length axis, and cut until every core has a slice.
+    """Query heads that share a key-value head, folded into the length axis, and cut until every core has a
+    slice.
 
     q [1, H, n, D] becomes [s, K, g * n / s, D] with g = H / K: the page is read once for all of them.
     """

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 @contextmanager
 def own_checkpointing_off(layers: list[nn.Module]) -> Iterator[None]:
-    """Switches off the checkpointing that layers do themselves: a recomputation must save what the forward saved."""
+    """Switches off the layers' own checkpointing: a recomputation must save what the forward saved."""
     switched = [layer for layer in layers if getattr(layer, "gradient_checkpointing", False)]
     for layer in switched:
         layer.gradient_checkpointing = False  # type: ignore[assignment]

@@ -109,7 +109,7 @@ class Engine:
         report: StepReport,
         after_tails: AfterTails | None = None,
     ) -> None:
-        """Carries out the visits of one walk; `after_tails` is called when leaves' values are known, before backward."""
+        """Carries out one walk; `after_tails` is called between leaves' forward and backward."""
         visits = plan_visits(step.tree, max_visit_tokens=self.max_visit_tokens, passes=passes)
         for visit in visits:
             with report.timed(visit.kind):

@@ -96,8 +96,8 @@ class Frame:
         pieces: nodes of the visit along the packed axis.
         ancestors: root first.
         device: of the queries.
-        phase: "capture" writes pages, "pop" takes gradient pages and adds them to dK and dV, "replay" and "score"
-            do neither.
+        phase: "capture" writes pages, "pop" takes gradient pages and adds them to dK and dV, "replay" and
+            "score" do neither.
         debug: compare recomputed pages with the captured ones, bit for bit.
     """
 

@@ -7,6 +7,7 @@ any number of pages. Torch's own operators serve where they can; the plain form 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -32,6 +33,11 @@ class Block:
     causal: bool = False
     bias: torch.Tensor | None = None
     softcap: float | None = None
+
+
+def _aten(name: str) -> Any:
+    """One of torch's own attention operators; they have no public name."""
+    return getattr(torch.ops.aten, name)
 
 
 def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -81,7 +87,7 @@ def block_forward(
     """
     width, value_dim = max(q.shape[-1], v.shape[-1]), v.shape[-1]
     if _on_cpu_operator(q, block):
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        out, lse = _aten("_scaled_dot_product_flash_attention_for_cpu")(
             _pad(q, width),
             _pad(k, width),
             _pad(v, width),
@@ -94,9 +100,9 @@ def block_forward(
     if _on_cuda_operator(q, block, value_dim):
         width = -(-width // 8) * 8
         heads = q.shape[1]
-        result = torch.ops.aten._scaled_dot_product_flash_attention(
+        result = _aten("_scaled_dot_product_flash_attention")(
             _pad(q, width), _pad(_expand_heads(k, heads), width), _pad(_expand_heads(v, heads), width),
-            0.0, block.causal, False, scale=block.scale,
+            0.0, block.causal, return_debug_mask=False, scale=block.scale,
         )  # fmt: skip
         return result[0][..., :value_dim], result[1]
     return _plain_forward(q, k, v, block)
@@ -117,7 +123,7 @@ def block_backward(
     """
     width, value_dim, key_dim = max(q.shape[-1], v.shape[-1]), v.shape[-1], q.shape[-1]
     if _on_cpu_operator(q, block):
-        dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        dq, dk, dv = _aten("_scaled_dot_product_flash_attention_for_cpu_backward")(
             _pad(grad_out, width), _pad(q, width), _pad(k, width), _pad(v, width), _pad(out, width), lse,
             0.0, block.causal, attn_mask=_bias4(q, block), scale=block.scale,
         )  # fmt: skip
@@ -145,10 +151,10 @@ def _cuda_backward(
     # without dropout the random state is never read, so an empty one serves
     seed = torch.zeros(2, dtype=torch.uint64, device=q.device)
     unused = torch.zeros((), dtype=torch.uint64, device=q.device)
-    dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+    dq, dk, dv = _aten("_scaled_dot_product_flash_attention_backward")(
         _pad(grad_out, width).contiguous(), _pad(q, width), _pad(_expand_heads(k, heads), width),
-        _pad(_expand_heads(v, heads), width), _pad(out, width).contiguous(), lse.contiguous(), None, None, q.shape[2],
-        k.shape[2], 0.0, block.causal, seed, unused, scale=block.scale,
+        _pad(_expand_heads(v, heads), width), _pad(out, width).contiguous(), lse.contiguous(),
+        None, None, q.shape[2], k.shape[2], 0.0, block.causal, seed, unused, scale=block.scale,
     )  # fmt: skip
     if kv != heads:
         b, _, length, _ = dk.shape

@@ -22,13 +22,15 @@ class ReplayOptions:
     """Options of `BranchReplay`.
 
     Attributes:
-        prefix_gradient: "exact", "detached" (ancestors' pages and boundary states are constants; shared scored tokens
-            still get their own terms), or a window w: keys and values more than w tokens before the nearest branch
-            are constants for every later node.
+        prefix_gradient: "exact", "detached" (ancestors' pages and boundary states are constants; shared
+            scored tokens still get their own terms), or a window w: keys and values more than w tokens before
+            the nearest branch are constants for every later node.
         prefix_activations: what capture leaves in the store for pop: "layer_inputs" or nothing ("recompute").
         max_node_tokens: longest node; from the device budget by default.
-        max_visit_tokens: most tail tokens replayed together, and the longest tail; from the budget by default.
-        min_shared_tokens: a run shared by two branches becomes a node from this length on; by more branches, sooner.
+        max_visit_tokens: most tail tokens replayed together, and the longest tail; from the budget by
+            default.
+        min_shared_tokens: a run shared by two branches becomes a node from this length on; by more branches,
+            sooner.
         head_bytes: bound of the logits held at once.
         sum_in_fp32: sum bf16 and fp16 parameter gradients in fp32 during a step.
         share_dropout: the rows of a shared prefix may share their dropout masks.

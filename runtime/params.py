@@ -1,8 +1,8 @@
 """Trainable parameters during a step: stand-ins that share their storage, and the sums of their gradients.
 
-The visits of a step run backward many times, but the caller must see one ordinary gradient per parameter: hooks,
-GradScaler and distributed wrappers fire once. So the model runs on stand-ins, detached aliases of its parameters that
-gather gradients on their own, and the sum is handed over once.
+The visits of a step run backward many times, but the caller must see one ordinary gradient per parameter:
+hooks, GradScaler and distributed wrappers fire once. So the model runs on stand-ins, detached aliases of its
+parameters that gather gradients on their own, and the sum is handed over once.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class ParameterSums:
 
     Args:
         model: whose parameters are stood in for. Tied parameters get one stand-in.
-        sum_in_fp32: keep sums of bf16 and fp16 gradients in fp32 and round once at the end (4 bytes a parameter
-            during a step); otherwise they add up in the parameter's own dtype.
+        sum_in_fp32: keep sums of bf16 and fp16 gradients in fp32 and round once at the end (4 bytes a
+            parameter during a step); otherwise they add up in the parameter's own dtype.
     """
 
     def __init__(self, model: nn.Module, *, sum_in_fp32: bool = True) -> None:
@@ -72,7 +72,7 @@ class ParameterSums:
         return accumulator_dtype(dtype) if self.sum_in_fp32 else dtype
 
     def matches(self, model: nn.Module) -> bool:
-        """Whether the model still has the parameters, storages and requires_grad flags seen at construction."""
+        """Whether the model still has the parameters, storages and flags seen at construction."""
         now = {id(p) for p in model.parameters() if p.requires_grad}
         return now == {id(p) for p in self.parameters} and all(
             p.data_ptr() == s.data_ptr() for p, s in zip(self.parameters, self._stand_ins, strict=True)
@@ -80,7 +80,7 @@ class ParameterSums:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Runs the model on its stand-ins. Not reentrant; the parameters come back even after an exception."""
+        """Runs the model on its stand-ins; the parameters come back even after an exception."""
         for module, name, index in self._places:
             module._parameters[name] = self._stand_ins[index]  # type: ignore[assignment]  # noqa: SLF001
         try:
@@ -105,7 +105,7 @@ class ParameterSums:
                 )
 
     def take(self) -> list[torch.Tensor | None]:
-        """The sums, each rounded once into its parameter's dtype, None where no gradient came; clears them."""
+        """The sums, rounded once into each parameter's dtype, None where no gradient came; clears them."""
         sums: list[torch.Tensor | None] = []
         for i, parameter in enumerate(self.parameters):
             total, self._sums[i] = self._sums[i], None

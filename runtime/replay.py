@@ -23,10 +23,12 @@ from tiercache.runtime.step import Step
 
 
 class BranchReplay:
-    """Trains a causal language model on trees of rows: shared prefixes run once, gradients are those of dense training.
+    """Trains a causal language model on trees of rows: shared prefixes run once, gradients are those of dense
+    training.
 
     Args:
-        model: a Transformers causal LM (also under PEFT), or a plain module as `PlainAdapter` takes it. Not copied.
+        model: a Transformers causal LM (also under PEFT), or a plain module as `PlainAdapter` takes it. Not
+            copied.
         store: a `tiercache.TierStore`; stays the caller's to close.
         options: fields of `ReplayOptions`.
 
@@ -102,8 +104,9 @@ class BranchReplay:
             scored: [N, T] bool, False in the first real column of each row.
 
         Returns:
-            [N, T] fp32 (fp64 for fp64 models) on the device of input_ids, 0 where not scored. Its backward replays the
-            branches and pops the prefix; until then the pages stay in the store. Dropping it drops them.
+            [N, T] fp32 (fp64 for fp64 models) on the device of input_ids, 0 where not scored. Its backward
+            replays the branches and pops the prefix; until then the pages stay in the store. Dropping it
+            drops them.
 
         Raises:
             InputError: a batch that cannot be trained on.

@@ -67,7 +67,7 @@ def _check_scored(scored: npt.NDArray[np.bool_], index: int) -> npt.NDArray[np.i
             f"row {index}: the first token is scored",
             got="scored position 0",
             limit="positions from 1 on",
-            remedy="nothing comes before the first token, so nothing can predict it: leave it out of `scored`",
+            remedy="nothing comes before it, so nothing can predict it: leave it out of `scored`",
         )
     return np.flatnonzero(scored).astype(np.int64)
 

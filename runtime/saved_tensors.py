@@ -26,8 +26,8 @@ class _Packed:
 class LayerInputs:
     """Hooks around a checkpointed capture: layer inputs and the last norm's tensors go to the store.
 
-    Each is read once, by the pop. Leaves and tensors without history (weights, rotary tables) stay where they are:
-    they live for the whole step anyway.
+    Each is read once, by the pop. Leaves and tensors without history (weights, rotary tables) stay where they
+    are: they live for the whole step anyway.
 
     Args:
         store: where they go.

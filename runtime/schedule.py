@@ -38,17 +38,19 @@ def batch_tails(tree: Tree, leaves: list[int], max_visit_tokens: int) -> list[tu
 def plan_visits(
     tree: Tree, *, max_visit_tokens: int, passes: Literal["step", "scores", "gradients"] = "step"
 ) -> list[Visit]:
-    """Depth-first visits; each inner node's page is loaded once for its whole subtree, which is optimal for a pass.
+    """Depth-first visits; each inner node's page is loaded once for its whole subtree, which is optimal for a
+    pass.
 
     Args:
         tree: of rows.
         max_visit_tokens: most tail tokens replayed together.
-        passes: "step": capture, replay and pop in one walk, one root-to-leaf path live. "scores": capture and score
-            only. "gradients": replay and pop of a tree that is captured already, walked in the opposite order, so
-            that what the first walk left in the fast tiers is used first.
+        passes: "step": capture, replay and pop in one walk, one root-to-leaf path live. "scores": capture and
+            score only. "gradients": replay and pop of a tree that is captured already, walked in the opposite
+            order, so that what the first walk left in the fast tiers is used first.
     """
     visits: list[Visit] = []
-    captures, tails = passes != "gradients", "score" if passes == "scores" else "replay"
+    captures = passes != "gradients"
+    tails: VisitKind = "score" if passes == "scores" else "replay"
     backwards = passes == "gradients"
     # a stack of (node, whether its children are done), so that depth is not bounded by Python's
     stack: list[tuple[int, bool]] = []
@@ -57,8 +59,7 @@ def plan_visits(
         leaves = [c for c in children if tree.nodes[c].is_leaf]
         inner = [c for c in children if not tree.nodes[c].is_leaf]
         batches = batch_tails(tree, leaves, max_visit_tokens)
-        for batch in reversed(batches) if backwards else batches:
-            visits.append(Visit(tails, batch))  # type: ignore[arg-type]
+        visits.extend(Visit(tails, batch) for batch in (reversed(batches) if backwards else batches))
         stack.extend((c, False) for c in (inner if backwards else reversed(inner)))
 
     enter(tree.roots)

@@ -23,8 +23,8 @@ class CapturedGraph:
     Attributes:
         frame: of the capture; the pop runs under the same one.
         inputs: layer inputs in the store, when the graph was kept.
-        hidden: [n, E] last hidden states of the node's terms: with their graph when it was kept, alone when the
-            node is a constant, None when pop recomputes them.
+        hidden: [n, E] last hidden states of the node's terms: with their graph when it was kept, alone when
+            the node is a constant, None when pop recomputes them.
     """
 
     frame: Frame
@@ -78,5 +78,5 @@ def chain_digests(tree: Tree, namespace: bytes) -> list[bytes]:
 
 
 def needs_graph(step: Step, index: int) -> bool:
-    """Whether gradients run through a node: not when its pages are constants and it scores no token of its own."""
+    """Whether gradients run through a node: not through a constant that scores no token of its own."""
     return index not in step.constants or not bool(step.terms.of_node[index].boundary.all())

@@ -1,4 +1,4 @@
-"""Terms: the distinct log-probabilities that a tree must give, and where each row's scored tokens find theirs."""
+"""Terms: the distinct log-probabilities that a tree must give, and where each row finds its own."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class Terms:
     term_of: list[Indices]
 
     def gather(self, values: Sequence[torch.Tensor], row: int) -> torch.Tensor:
-        """[S] log-probabilities of a row's scored positions from the nodes' values (one [n] tensor a node)."""
+        """[S] log-probabilities of a row's scored positions, from one [n] tensor a node."""
         nodes, terms = self.node_of[row], self.term_of[row]
         parts = [values[n][torch.from_numpy(terms[nodes == n])] for n in _runs(nodes)]
         return torch.cat(parts) if parts else torch.zeros(0)
 
     def scatter_add(self, gradients: Sequence[torch.Tensor], row: int, grad: torch.Tensor) -> None:
-        """Adds dL/dlogp of a row's scored positions ([S]) to the nodes' sums: shared terms are summed over rows."""
+        """Adds dL/dlogp [S] of a row's scored positions: a shared term gets the sum over its rows."""
         nodes, terms = self.node_of[row], self.term_of[row]
         for n in _runs(nodes):
             mine = nodes == n

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -49,8 +50,8 @@ class Tree:
     Attributes:
         nodes: parents before children.
         leaf_of_row: index of the leaf of each row.
-        branch_start: for each leaf, the position from which its tokens are no other row's: its own start, or that of
-            the chain it was cut from.
+        branch_start: for each leaf, the position from which its tokens are no other row's: its own start, or
+            that of the chain it was cut from.
     """
 
     nodes: list[Node]
@@ -87,9 +88,9 @@ def build_tree(
     """Merges rows on equal leading tokens.
 
     A run of L tokens shared by g branches becomes a node when what it saves, L * (3g - 4) token-passes, is at
-    least what two branches save on `min_shared_tokens`; otherwise each branch keeps its own copy, which is just as
-    exact. Runs longer than `max_node_tokens` become a chain of nodes of nearly equal length; a tail longer than
-    `max_tail_tokens` keeps its last `max_tail_tokens` and gives the rest to a chain.
+    least what two branches save on `min_shared_tokens`; otherwise each branch keeps its own copy, which is
+    just as exact. Runs longer than `max_node_tokens` become a chain of nodes of nearly equal length; a tail
+    longer than `max_tail_tokens` keeps its last `max_tail_tokens` and gives the rest to a chain.
     """
     order, carrier = _carriers(rows)
     shared = _adjacent_shared(rows, order)
@@ -119,7 +120,7 @@ def _carriers(rows: Sequence[TokenRow]) -> tuple[list[int], list[int]]:
 
 def _adjacent_shared(rows: Sequence[TokenRow], order: list[int]) -> list[int]:
     shared = []
-    for left, right in zip(order, order[1:], strict=False):
+    for left, right in itertools.pairwise(order):
         a, b = rows[left].tokens, rows[right].tokens
         n = min(len(a), len(b))
         differ = np.flatnonzero(a[:n] != b[:n])
@@ -170,7 +171,7 @@ class _Builder:
 
     def _groups(self, first: int, end: int, common: int) -> list[tuple[int, int]]:
         cuts = [first, *(i + 1 for i in range(first, end - 1) if self.shared[i] == common), end]
-        return list(zip(cuts, cuts[1:], strict=False))
+        return list(itertools.pairwise(cuts))
 
     def _add_leaf(self, row: int, done: int, parent: int) -> None:
         branch_start = done

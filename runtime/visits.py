@@ -62,7 +62,7 @@ class VisitRunner:
 
     @contextmanager
     def _random_numbers(self, step: Step, nodes: tuple[int, ...]) -> Iterator[None]:
-        """Repeats the random numbers of the first run of these nodes; the caller's generators go on from there."""
+        """Repeats the random numbers of these nodes' first run; the caller's generators are not touched."""
         if not self.share_dropout:
             yield
             return
@@ -125,7 +125,7 @@ class VisitRunner:
     def replay(
         self, step: Step, store: PageStore, leaves: tuple[int, ...], fill_gradients: Callable[[], None] | None
     ) -> None:
-        """Forward and backward of leaves. `fill_gradients` is called between, once the leaves' values are known."""
+        """Forward and backward of leaves; `fill_gradients` is called between, once their values are known."""
         frame = self.frame(step, store, leaves, "replay")
         with torch.enable_grad():
             hidden = self._hidden(step, frame)

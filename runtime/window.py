@@ -42,8 +42,8 @@ def split_at_window(tree: Tree, window: int) -> Tree:
 def constant_nodes(tree: Tree, window: int) -> frozenset[int]:
     """Captured nodes that end at or before `nearest branch - window`: no gradient enters their pages.
 
-    A window of 0 is "detached": every shared node is a constant for its descendants. Chains that were cut from one
-    row's own tokens are never constants.
+    A window of 0 is "detached": every shared node is a constant for its descendants. Chains that were cut
+    from one row's own tokens are never constants.
     """
     nearest = nearest_branch(tree)
     return frozenset(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from tiercache.runtime.adapters.base import ModelAdapter, Router
+from tiercache.runtime.adapters.base import ModelAdapter, Router, without_peft
 from tiercache.runtime.adapters.plain import PlainAdapter, prefix_attention
 
 __all__ = ["ModelAdapter", "PlainAdapter", "Router", "create_adapter", "prefix_attention"]
@@ -12,7 +12,7 @@ __all__ = ["ModelAdapter", "PlainAdapter", "Router", "create_adapter", "prefix_a
 
 def create_adapter(model: nn.Module) -> ModelAdapter:
     """The adapter that fits: Transformers (also under PEFT) for models with a configuration, else plain."""
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner = without_peft(model)
     if hasattr(inner, "base_model_prefix") and hasattr(inner, "config"):
         from tiercache.runtime.adapters.transformers import TransformersAdapter  # only where it is used
 

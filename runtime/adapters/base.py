@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -65,6 +66,13 @@ class Router:
             self.frame = before
 
 
+def without_peft(model: nn.Module) -> nn.Module:
+    """The model inside a PEFT model, with its adapter layers in place; any other model itself."""
+    inner: Any = model
+    base: nn.Module = inner.get_base_model() if hasattr(inner, "get_base_model") else model
+    return base
+
+
 class ModelAdapter(ABC):
     """What BranchReplay needs of a model.
 
@@ -89,7 +97,7 @@ class ModelAdapter(ABC):
     @property
     @abstractmethod
     def layers(self) -> list[nn.Module]:
-        """Layers that capture puts under checkpointing, in any order; each maps hidden states to hidden states."""
+        """Layers that capture puts under checkpointing, in any order."""
 
     @abstractmethod
     def hidden(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
@@ -105,6 +113,6 @@ class ModelAdapter(ABC):
 
     @contextmanager
     def attached(self, longest_row: int) -> Iterator[None]:
-        """Leads the attention layers here for the time of a step; `longest_row` fixes what depends on length."""
+        """Leads the attention layers here for a step; `longest_row` fixes what depends on length."""
         del longest_row
         yield

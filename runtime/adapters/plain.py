@@ -14,8 +14,8 @@ from torch.nn import functional
 from tiercache.errors import ConfigError
 from tiercache.runtime.adapters.base import ModelAdapter, Router
 
-# The router of the step that is running. Process-wide and not thread-local: autograd recomputes layers on threads of
-# its own, which must find the same step.
+# The router of the step that is running. Process-wide and not thread-local: autograd recomputes layers on
+# threads of its own, which must find the same step.
 _running: list[Router] = []
 
 
@@ -63,8 +63,9 @@ class PlainAdapter(ModelAdapter):
     """A model with two methods and, if it wants its layers under checkpointing, a list of them.
 
     Args:
-        model: has `hidden(input_ids [1, T], position_ids [1, T]) -> [1, T, E]` with attention by `prefix_attention`
-            and everything else per token, `project(hidden [n, E]) -> [n, V]`, `vocab_size`, and optionally `layers`.
+        model: has `hidden(input_ids [1, T], position_ids [1, T]) -> [1, T, E]` with attention by
+            `prefix_attention` and everything else per token, `project(hidden [n, E]) -> [n, V]`,
+            `vocab_size`, and optionally `layers`.
     """
 
     def __init__(self, model: nn.Module) -> None:

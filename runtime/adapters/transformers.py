@@ -13,7 +13,7 @@ from torch import nn
 from transformers import AttentionInterface
 
 from tiercache.errors import ConfigError, ModelRefusedError
-from tiercache.runtime.adapters.base import ModelAdapter, Router
+from tiercache.runtime.adapters.base import ModelAdapter, Router, without_peft
 
 NAME = "tiercache"
 _routers: weakref.WeakKeyDictionary[nn.Module, Router] = weakref.WeakKeyDictionary()
@@ -84,7 +84,7 @@ class TransformersAdapter(ModelAdapter):
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.router = Router()
-        inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+        inner: Any = without_peft(model)
         self._causal = inner
         if inner.base_model is inner or inner.get_output_embeddings() is None:
             raise ModelRefusedError(
@@ -115,7 +115,7 @@ class TransformersAdapter(ModelAdapter):
         """The base model's decoder layers."""
         lists = [m for m in self._base.modules() if isinstance(m, nn.ModuleList)]
         stacks = [m for m in lists if any(hasattr(part, "layer_idx") for part in m.modules())]
-        return list(max(stacks, key=len)) if stacks else []
+        return list(max(stacks, key=lambda stack: len(stack))) if stacks else []
 
     def hidden(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         """[1, T, E], after the final norm."""
