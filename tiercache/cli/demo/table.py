@@ -1,0 +1,69 @@
+"""The table that the demo ends with."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from tiercache.cli.demo.race import SideResult
+from tiercache.cli.demo.settings import DemoSettings
+from tiercache.cli.demo.verdict import LARGEST_DIFFERENCE, Verdict
+
+
+def format_bytes(size: float) -> str:
+    """A size for people, three digits."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1000 or unit == "GiB":
+            break
+        size /= 1024
+    return f"{size:.0f} {unit}" if size >= 100 or unit == "B" else f"{size:.3g} {unit}"
+
+
+def results_table(settings: DemoSettings, dense: SideResult, ours: SideResult, verdict: Verdict) -> Table:
+    """Dense training against tiercache, a figure a row."""
+    table = Table(title="One step of the group", title_justify="left", title_style="bold")
+    table.add_column()
+    for heading in ("dense training", "tiercache", "ratio"):
+        table.add_column(heading, justify="right")
+    table.add_row(
+        "step time",
+        f"{dense.step_s:.1f} s",
+        f"{ours.step_s:.1f} s",
+        _ratio(dense.step_s, ours.step_s, "faster"),
+    )
+    table.add_row(
+        "peak memory of the step",
+        format_bytes(dense.peak_bytes),
+        format_bytes(ours.peak_bytes),
+        _ratio(dense.peak_bytes, ours.peak_bytes, "less"),
+    )
+    prompt = settings.prompt_tokens
+    table.add_row(
+        "prompt tokens run",
+        f"{settings.branches} x {prompt}",
+        f"1 x {prompt}",
+        _ratio(settings.branches, 1, "fewer"),
+    )
+    table.add_section()
+    mark = "[green]" if verdict.exact else "[red]"
+    table.add_row(
+        "gradient difference",
+        "",
+        f"{mark}{verdict.gradient_difference:.1e}",
+        f"limit {LARGEST_DIFFERENCE:.0e}",
+    )
+    table.add_row("log-prob difference", "", f"{verdict.logp_difference:.1e}", "largest")
+    table.add_section()
+    for tier in ("device", "host", "disk"):
+        peak, capacity = ours.stats["bytes_peak"].get(tier, 0), ours.stats["bytes_capacity"].get(tier, 0)
+        table.add_row(f"{tier} tier, peak", "", format_bytes(peak), f"of {format_bytes(capacity)}")
+    moved = ours.stats["bytes_moved"]
+    for way in sorted(moved):
+        if moved[way]:
+            table.add_row(f"moved {way.replace('->', ' to ')}", "", format_bytes(moved[way]), "")
+    return table
+
+
+def _ratio(dense: float, ours: float, word: str) -> str:
+    if ours <= 0:
+        return ""
+    return f"{dense / ours:.1f} x {word}"
