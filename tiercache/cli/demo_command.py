@@ -87,8 +87,8 @@ def _headline(settings: DemoSettings) -> str:
     model = settings.model or settings.gguf or "a small Llama over bytes"
     return (
         f"{model}, fp32: {settings.branches} branches of {settings.tail_tokens} tokens over one prompt of "
-        f"{settings.prompt_tokens} tokens; budgets: device {settings.device_budget}, host {settings.host_budget}, "
-        f"disk {settings.disk_capacity}"
+        f"{settings.prompt_tokens} tokens; budgets: device {settings.device_budget}, "
+        f"host {settings.host_budget}, disk {settings.disk_capacity}"
     )
 
 

@@ -1,7 +1,7 @@
 """One side of the demo, in a process of its own: `python -m tiercache.cli.demo.side dense|tiercache FOLDER`.
 
-Reads FOLDER/settings.json. Says on stdout what it does, one JSON object a line: {"done": rows, "total": rows},
-or {"error": name of a class of tiercache.errors, "message": text}. Leaves SIDE.json with what was measured,
+Reads FOLDER/settings.json. Says on stdout what it does, one JSON object a line: {"done": rows, "total":
+rows}, or {"error": name of a class of tiercache.errors, "message": text}. Leaves SIDE.json with what was measured,
 SIDE.gradient (fp32, all trainable parameters in their order) and SIDE.logps (fp32, [rows, tail]).
 """
 
@@ -63,7 +63,8 @@ def replay_step(model: Any, store: Any) -> Step:
     """The same step through the store."""
     from tiercache.runtime import BranchReplay
 
-    step: Step = BranchReplay(model, store).backward
+    replay: Any = BranchReplay(model, store)
+    step: Step = replay.backward
     return step
 
 
