@@ -6,6 +6,8 @@ matter, so that a lost page or a wrong position shows as an error of per cents, 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -248,9 +250,18 @@ def build(name: str, *, dtype: torch.dtype | None = None, seed: int = 0, **field
     config_class, model_class = _classes(family)
     config = config_class(**{**COMMON, **family.fields, **fields})
     config._attn_implementation = "eager"
-    model = model_class(config)
+    with seeded(seed):
+        model = model_class(config)
     randomise(model, seed)
     return model.to(dtype or family.dtype).train()
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Torch's own generator at a fixed state, put back afterwards."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
 
 
 def randomise(model: torch.nn.Module, seed: int) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from model_zoo import VOCAB, randomise
+from model_zoo import VOCAB, randomise, seeded
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
@@ -77,6 +77,7 @@ def build_plain(
     options: list[dict[str, Any]] | None = None,
 ) -> PlainGPT:
     """A plain model whose parameters are the same at every call."""
-    model = PlainGPT(attention, options or [{}, {}, {}])
+    with seeded(0):
+        model = PlainGPT(attention, options or [{}, {}, {}])
     randomise(model, seed=0)
     return model.to(dtype)
