@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from tiercache.errors import PageMissingError
+from tiercache.errors import PageMissingError, StoreClosedError
 from tiercache.runtime.adapters import create_adapter
 from tiercache.runtime.engine import Engine
 from tiercache.runtime.kernels import accumulator_dtype
@@ -214,7 +215,7 @@ def _deliver(parameters: list[nn.Parameter], gradients: list[torch.Tensor | None
 
 
 def _drop_quietly(pages: StepPages) -> None:
-    if not pages.store.closed:
+    with suppress(StoreClosedError):
         pages.drop_all()
 
 

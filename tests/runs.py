@@ -57,7 +57,7 @@ def dense_objective(
 
 
 def cuts_of(replay: BranchReplay, rows: list[ScoredRow]) -> list[Cut]:
-    """What is constant in each row, read off the replay's own tree: pages of constant nodes to all that follow."""
+    """What is constant in each row by the replay's own tree: pages of constant nodes to all that follow."""
     tree = replay.engine.make_tree(check_rows(rows, replay.adapter.vocab_size))
     constants = constant_nodes(tree, replay.options.window)
     cuts = []

@@ -1,7 +1,8 @@
 """Finds layers that mix tokens behind the attention function's back.
 
-Every token of the probe is a node of its own, so attention shows each token itself and nothing else. If a module's
-output for one token still depends on another token, it carries context in a way that no page would hold.
+Every token of the probe is a node of its own, so attention shows each token itself and nothing else. If the
+output of a module for one token still depends on another token, it carries context in a way that no page
+holds.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class _Watch:
 
     Attributes:
         running: names of the modules that are running, outermost first.
-        seen: for every call that ended, the module's name and its per-token inputs and outputs, innermost first.
+        seen: of every call that ended, the module's name, per-token inputs and outputs; innermost first.
     """
 
     running: list[str] = field(default_factory=list)
@@ -41,7 +42,7 @@ class _Watch:
         handles = []
         for name, module in model.named_modules():
 
-            def enter(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+            def enter(*_: Any, name: str = name) -> None:
                 self.running.append(name)
 
             def leave(_: nn.Module, args: Any, kwargs: Any, output: Any, name: str = name) -> None:
@@ -85,9 +86,9 @@ def refuse_hidden_mixing(adapter: ModelAdapter, pages: PageStore) -> None:
         if _leak(outputs, other_outputs) and not _leak(inputs, other_inputs):
             module = adapter.model.get_submodule(name)
             raise ModelRefusedError(
-                f"{name} ({type(module).__name__}) carries tokens into each other past the attention function",
-                remedy="only models whose every token-mixing layer goes through Transformers' attention interface, "
-                "or through prefix_attention, have exact gradients",
+                f"{name} ({type(module).__name__}) carries tokens into each other past attention",
+                remedy="use a model whose every token-mixing layer calls Transformers' attention interface "
+                "or prefix_attention",
             )
 
 

@@ -1,7 +1,8 @@
 """Tiny twins of Transformers models: the same class, every limit on length shrunk, a few layers of each kind.
 
-A window, a chunk or a rotary table that changes with length goes wrong only in rows longer than it. The user's model
-may have limits of many thousand tokens; its twin has them at sixteen, so that a row of a few dozen tokens crosses each.
+A window, a chunk or a rotary table that changes with length goes wrong only in rows longer than it. The
+user's model may have limits of many thousand tokens; its twin has them at sixteen, so that a row of a few
+dozen tokens crosses each.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Every supported Transformers family: gradients on trees are those of dense training.
 
-Transformers keeps norms, rotary tables and eager softmax in fp32 whatever the weights are, so an fp64 model has a
-floor: a sum in another order differs by up to 1.6e-6 relative, and the limit is 5e-6. Families with experts compute
-their experts in fp32 and are tested in it.
+Transformers keeps norms, rotary tables and eager softmax in fp32 whatever the weights are, so an fp64 model
+has a floor: a sum in another order differs by up to 1.6e-6 relative, and the limit is 5e-6. Families with
+experts are tested in fp32, in which their experts compute.
 """
 
 import functools

@@ -7,8 +7,8 @@ import pytest
 import torch
 import trees
 from losses import OBJECTIVES, make_batch
-from runs import cuts_of, dense_objective, objective_gradients, replay_gradients, replay_of
 from plain_model import build_plain
+from runs import cuts_of, dense_objective, objective_gradients, replay_gradients, replay_of
 
 from tiercache.runtime import prefix_attention
 
@@ -33,7 +33,7 @@ def _dense(name, dtype=torch.float64):
 def test_backward_fp64(name, mode):
     got = replay_gradients(_model(), trees.make_case(name), prefix_activations=mode)
     assert dense.relative_l2(got, _dense(name)) < FP64
-    assert dense.worst_parameter(got, _dense(name)) [0] < 1e-11
+    assert dense.worst_parameter(got, _dense(name))[0] < 1e-11
 
 
 @pytest.mark.parametrize("name", trees.NAMES)

@@ -1,5 +1,8 @@
-"""The traps of exact gradients on a prefix tree, each with its name. Where a mistake is easy to make again, the test
-makes it on purpose and sees the gradient go wrong by per cents: such a test cannot pass on broken code."""
+"""The traps of exact gradients on a prefix tree, each with its name.
+
+Where a mistake is easily made again, the test makes it on purpose and sees the gradient go wrong by per
+cents: such a test cannot pass on broken code.
+"""
 
 import functools
 
@@ -13,7 +16,7 @@ from runs import objective_gradients, replay_gradients, replay_of
 from torch import nn
 
 from tiercache.errors import ParameterChangedError
-from tiercache.runtime import BranchReplay, prefix_attention
+from tiercache.runtime import prefix_attention
 from tiercache.runtime.engine import Engine
 from tiercache.runtime.params import ParameterSums
 from tiercache.runtime.terms import Terms
@@ -55,10 +58,10 @@ def test_shared_losses_are_summed_over_rows(name, monkeypatch):
             gradients[node][term] = value
 
     monkeypatch.setattr(Terms, "scatter_add", take_once)
-    assert _error(case) > 0.1
+    assert _error(case) > 0.05
 
 
-def test_positions_continue_along_the_path(monkeypatch):
+def test_positions_continue_along_the_path():
     case = trees.make_case("depth_3")
     assert _error(case) < FP64
     hidden = type(_model()).hidden
@@ -66,21 +69,13 @@ def test_positions_continue_along_the_path(monkeypatch):
     def restarted(self, input_ids, position_ids):
         return hidden(self, input_ids, position_ids - position_ids.min())
 
-    with replay_of(_model(), case) as replay:
-        method = functools.partial(restarted, _model())
-        monkeypatch.setattr(replay.adapter, "hidden", method)
-        replay.backward(case.rows, dense.weighted_sum)
-    want = dense.weighted_gradients(_model(), case.rows)  # clears what the broken run left
-    assert want
-    monkeypatch.undo()
-
     class Broken(type(_model())):
         hidden = restarted
 
     broken = build_plain(prefix_attention)
     broken.__class__ = Broken
-    got = replay_gradients(broken, case, debug=False)
-    assert dense.relative_l2(got, want) > 0.1
+    want = dense.weighted_gradients(_model(), case.rows)
+    assert dense.relative_l2(replay_gradients(broken, case), want) > 0.1
 
 
 def test_the_root_is_not_detached(monkeypatch):
@@ -227,9 +222,9 @@ def test_pages_of_old_weights_are_never_read_again():
         assert replay.store.stats().pages > pages
         assert replay.store.stats().puts > puts
         torch.testing.assert_close(moved, dense.logprobs(model, case.rows), rtol=1e-12, atol=1e-12)
-        with pytest.raises(ParameterChangedError, match="embed"):
+        with pytest.raises(ParameterChangedError, match="embed") as changed:
             held.sum().backward()
-        del held, again, moved
+        del held, again, moved, changed  # the traceback holds the graph too
 
 
 @pytest.mark.parametrize("fails_at", [0, 1, 5])
@@ -282,10 +277,8 @@ def test_debug_sees_a_page_that_pop_would_not_recompute():
         model.layers[1].qkv.weight.data.mul_(1.01)  # behind autograd's version counter
         return dense.weighted_sum(logps, row)
 
-    with replay_of(model, case) as replay, pytest.raises(ParameterChangedError, match="layer 1.*bit-identical"):
+    with (
+        replay_of(model, case) as replay,
+        pytest.raises(ParameterChangedError, match=r"layer 1.*bit-identical"),
+    ):
         replay.backward(case.rows, tampering)
-
-
-def test_replay_is_a_branch_replay():
-    with replay_of(_model(), trees.make_case("one_level")) as replay:
-        assert isinstance(replay, BranchReplay)
