@@ -11,11 +11,13 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from tiercache.runtime.access import plan_accesses
 from tiercache.runtime.adapters.base import ModelAdapter
 from tiercache.runtime.head import ChunkedHead
 from tiercache.runtime.options import DEFAULT_MAX_NODE_TOKENS, DEFAULT_MAX_VISIT_TOKENS, ReplayOptions
 from tiercache.runtime.pages import StepPages
 from tiercache.runtime.params import ParameterSums
+from tiercache.runtime.probe import Shape, probe_shape
 from tiercache.runtime.report import StepReport
 from tiercache.runtime.rows import TokenRow
 from tiercache.runtime.schedule import Visit, plan_visits
@@ -50,6 +52,7 @@ class Engine:
             debug=options.debug,
         )
         self.sums = ParameterSums(model, sum_in_fp32=options.sum_in_fp32)
+        self._shape: tuple[bytes, Shape] | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -100,6 +103,26 @@ class Engine:
         longest = max(node.end for node in step.tree.nodes)
         with sums.installed(), self.adapter.attached(longest):
             yield
+
+    def shape(self, sums: ParameterSums) -> Shape:
+        """The model's accesses, probed anew when its modes have changed. Runs inside `running`."""
+        modes = bytes(bool(getattr(m, "gradient_checkpointing", False)) for m in self.model.modules())
+        state = self.adapter.identity() + modes
+        if self._shape is None or self._shape[0] != state:
+            with torch.random.fork_rng(enabled=self.options.share_dropout):
+                self._shape = (state, probe_shape(self.runner, self.dtype))
+            sums.clear()
+        return self._shape[1]
+
+    def follow(self, step: Step, sums: ParameterSums, *passes: Passes) -> None:
+        """Makes the accesses of these walks, one after the other, the store's known future."""
+        shape = self.shape(sums)
+        visits = [
+            v
+            for p in passes
+            for v in plan_visits(step.tree, max_visit_tokens=self.max_visit_tokens, passes=p)
+        ]
+        self.store.follow(plan_accesses(self.runner, step, visits, shape))
 
     def walk(
         self,

@@ -82,6 +82,7 @@ class BranchReplay:
         with report.timed("total"):
             try:
                 with self.engine.running(step, sums):
+                    self.engine.follow(step, sums, "step")
                     self.engine.walk(step, pages, "step", report, after_tails)
                 sums.check_versions(versions)
                 gradients = sums.take()
@@ -89,6 +90,7 @@ class BranchReplay:
                 sums.clear()
                 step.captured.clear()
                 pages.drop_all()
+                self.store.follow(None)
             _deliver(sums.parameters, gradients)
         report.loss, report.stall_s = sum(losses), self.store.stats().stall_s - stalled
         self.report = report
@@ -118,6 +120,9 @@ class BranchReplay:
         run = _Run(self, step, checked)
         try:
             with self.engine.running(step, run.sums), run.report.timed("total"):
+                self.engine.follow(
+                    step, run.sums, *(("scores", "gradients") if wants_gradient else ("scores",))
+                )
                 self.engine.walk(step, run.pages, "scores", run.report)
         except BaseException:
             run.end()
@@ -168,11 +173,13 @@ class _Run:
                 if len(mine):
                     self.step.terms.scatter_add(self.step.gradients, n, mine.to(self.step.gradients[0].dtype))
             with self.report.timed("total"), engine.running(self.step, sums):
+                engine.follow(self.step, sums, "gradients")
                 engine.walk(self.step, self.pages, "gradients", self.report)
             return sums.take()
         finally:
             sums.clear()
             self.end()
+            self.replay.store.follow(None)
             self.report.stall_s += self.replay.store.stats().stall_s - stalled
             self.replay.report = self.report
 

@@ -1,0 +1,77 @@
+"""The access plan of a walk: every page that its visits will read and write, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tiercache.entry import PageKey
+from tiercache.plan import AccessPlan
+from tiercache.runtime.frame import Frame, page_calls
+from tiercache.runtime.probe import Event, Shape
+from tiercache.runtime.schedule import Visit
+from tiercache.runtime.step import Step, needs_graph
+
+_PHASES = {"capture": "capture", "score": "score", "replay": "replay", "pop": "pop"}
+
+
+def plan_accesses(runner: Any, step: Step, visits: Sequence[Visit], shape: Shape) -> AccessPlan:
+    """Expands what one visit of each kind was seen to ask of the store over the tree's own nodes and pages."""
+    plan = AccessPlan()
+    for visit in visits:
+        _plan_visit(plan, runner, step, visit, shape)
+        if visit.kind == "pop":
+            _plan_discards(plan, step, visit.nodes[0], shape)
+    return plan
+
+
+def _plan_visit(plan: AccessPlan, runner: Any, step: Step, visit: Visit, shape: Shape) -> None:
+    frame: Frame = runner.frame(step, None, visit.nodes, _PHASES[visit.kind])
+    constant = visit.kind in ("capture", "pop") and not needs_graph(step, visit.nodes[0])
+    if constant and visit.kind == "pop":
+        return  # its projection alone
+    own = frame.pieces[0]
+    for group in _groups(shape.events[visit.kind]):
+        event = group[0]
+        if event.role == "ancestor":
+            _plan_burst(plan, frame, shape, group)
+        elif not (constant and event.kind == "layer_input"):
+            graph = step.graph if _of_graph(event.kind) else 0
+            key = PageKey(own.digest, event.layer, event.kind, graph)
+            plan.add(event.operation, key, event.bytes_per_token * (own.end - own.begin))
+
+
+def _groups(events: Sequence[Event]) -> Iterator[list[Event]]:
+    """Own accesses one by one; accesses to one page of an ancestor together, from its key's read on."""
+    group: list[Event] = []
+    for event in events:
+        opens = event.role == "own" or (event.operation == "read" and event.kind == "key")
+        if group and (opens or group[0].role == "own"):
+            yield group
+            group = []
+        group.append(event)
+    if group:
+        yield group
+
+
+def _plan_burst(plan: AccessPlan, frame: Frame, shape: Shape, group: list[Event]) -> None:
+    """One layer's accesses to its ancestors' pages, page by page."""
+    layer = shape.layers[group[0].layer]
+    for ancestor in frame.ancestors:
+        for _ in page_calls(frame.pieces, ancestor, layer.window, None):
+            for event in group:
+                if event.operation == "accumulate" and not ancestor.trainable:
+                    continue
+                graph = frame.graph if _of_graph(event.kind) else 0
+                key = PageKey(ancestor.digest, event.layer, event.kind, graph)
+                plan.add(event.operation, key, event.bytes_per_token * ancestor.length)
+
+
+def _plan_discards(plan: AccessPlan, step: Step, node: int, shape: Shape) -> None:
+    for event in shape.events["capture"]:
+        if event.role == "own" and event.operation == "put" and not _of_graph(event.kind):
+            plan.add("discard", PageKey(step.digests[node], event.layer, event.kind))
+
+
+def _of_graph(kind: str) -> bool:
+    return kind == "layer_input" or kind.startswith("grad_")

@@ -1,0 +1,143 @@
+"""What one visit of each kind asks of the store, learned by running a tree of a few tokens against a recorder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from tiercache.entry import PageKey
+from tiercache.plan import Operation
+from tiercache.runtime.frame import LayerSpec
+from tiercache.runtime.kernels import accumulator_dtype
+from tiercache.runtime.schedule import VisitKind
+from tiercache.runtime.step import Step, make_step
+from tiercache.runtime.terms import NodeTerms, Terms
+from tiercache.runtime.tree import Node, Tree
+
+_TOKENS = 2  # of each node of the probe
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One access of a visit.
+
+    Attributes:
+        operation: of the store.
+        role: "own" for pages of the node that is visited, "ancestor" for those it attends to.
+        layer: field of the page's key.
+        kind: field of the page's key.
+        bytes_per_token: of the page.
+    """
+
+    operation: Operation
+    role: Literal["own", "ancestor"]
+    layer: int
+    kind: str
+    bytes_per_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A model as the store sees it: its attention layers, and the accesses of each kind of visit against one page."""
+
+    layers: tuple[LayerSpec, ...]
+    events: dict[VisitKind, tuple[Event, ...]]
+
+    @property
+    def page_bytes_per_token(self) -> int:
+        """Of the largest page of one layer, key or value."""
+        return max(
+            heads * width * layer.dtype.itemsize
+            for layer in self.layers
+            for heads, width in (layer.key_page, layer.value_page)
+        )
+
+
+class _Recorder:
+    """A store in a dict that notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.pages: dict[PageKey, torch.Tensor] = {}
+        self.accesses: list[tuple[Operation, PageKey, int]] = []
+
+    def _note(self, operation: Operation, key: PageKey, tensor: torch.Tensor | None) -> None:
+        size = 0 if tensor is None else tensor.numel() * tensor.element_size()
+        self.accesses.append((operation, key, size))
+
+    def put(self, key: PageKey, tensor: torch.Tensor, *, own: bool = False) -> bool:
+        del own
+        self.pages[key] = tensor.detach().clone()
+        self._note("put", key, tensor)
+        return True
+
+    def read(self, key: PageKey) -> Any:
+        self._note("read", key, self.pages[key])
+        return nullcontext(_Lease(self.pages[key]))
+
+    def accumulate(self, key: PageKey, tensor: torch.Tensor) -> None:
+        total = tensor.detach().to(accumulator_dtype(tensor.dtype), copy=True)
+        self.pages[key] = self.pages[key] + total if key in self.pages else total
+        self._note("accumulate", key, total)
+
+    def take(self, key: PageKey) -> torch.Tensor | None:
+        taken = self.pages.pop(key, None)
+        self._note("take", key, taken)
+        return taken
+
+
+@dataclass(frozen=True, slots=True)
+class _Lease:
+    tensor: torch.Tensor
+
+
+def probe_tree() -> Tree:
+    """A root, a child to be captured with a leaf of its own, and a leaf under the root."""
+
+    def node(index: int, parent: int, start: int, first: int) -> Node:
+        return Node(index, parent, start, np.array([first] * _TOKENS, dtype=np.int64))
+
+    nodes = [node(0, -1, 0, 0), node(1, 0, _TOKENS, 0), node(2, 1, 2 * _TOKENS, 0), node(3, 0, _TOKENS, 1)]
+    nodes[0].children, nodes[1].children = [1, 3], [2]
+    return Tree(nodes, [2, 3], {2: 2 * _TOKENS, 3: _TOKENS})
+
+
+def _probe_step(dtype: torch.dtype) -> Step:
+    tree = probe_tree()
+    ends = NodeTerms(np.array([_TOKENS - 1]), np.array([1]), np.array([True]))
+    none = NodeTerms(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.bool_))
+    terms = Terms([ends, ends, none, none], [], [])
+    return make_step(tree, terms, namespace=b"probe", constants=frozenset(), graph=1, dtype=dtype)
+
+
+def probe_shape(runner: Any, dtype: torch.dtype) -> Shape:
+    """Runs the probe's visits through a `VisitRunner`, whose model is on its stand-ins and attached.
+
+    The parameters' sums hold the probe's gradients afterwards: the caller clears them.
+    """
+    step, store = _probe_step(dtype), _Recorder()
+    events: dict[VisitKind, tuple[Event, ...]] = {}
+
+    def visit(kind: VisitKind, node: int, run: Callable[[], None]) -> None:
+        begin = len(store.accesses)
+        run()
+        mine = (step.digests[node], step.digests[0])
+        events[kind] = tuple(_event(access, *mine) for access in store.accesses[begin:])
+
+    runner.capture(step, store, 0)
+    visit("capture", 1, lambda: runner.capture(step, store, 1))
+    visit("score", 3, lambda: runner.score(step, store, (3,)))
+    visit("replay", 3, lambda: runner.replay(step, store, (3,), None))
+    runner.replay(step, store, (2,), None)
+    visit("pop", 1, lambda: runner.pop(step, store, 1))
+    return Shape(tuple(runner.adapter.router.specs.values()), events)
+
+
+def _event(access: tuple[Operation, PageKey, int], own: bytes, above: bytes) -> Event:
+    operation, key, size = access
+    assert key.node in (own, above)
+    return Event(operation, "own" if key.node == own else "ancestor", key.layer, key.kind, size // _TOKENS)

@@ -1,0 +1,62 @@
+"""The access plan equals what the run did, access by access."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from dense import weighted_sum
+from model_zoo import WINDOW
+from plain_model import build_plain
+from trees import NAMES, make_case
+
+from tiercache import open_store
+from tiercache.plan import AccessPlan
+from tiercache.runtime import BranchReplay, prefix_attention
+
+
+class _Plans:
+    """Keeps the plans that a store is told to follow."""
+
+    def __init__(self, store, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.plans: list[AccessPlan] = []
+        follow = store.follow
+
+        def keep(plan: AccessPlan | None) -> None:
+            if plan is not None:
+                self.plans.append(plan)
+            follow(plan)
+
+        monkeypatch.setattr(store, "follow", keep)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"prefix_activations": "recompute"}, {"prefix_gradient": "detached"}, {"prefix_gradient": 3}, {"debug": True}],
+    ids=str,
+)
+def test_plan_equals_the_run(name: str, options: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = make_case(name)
+    model = build_plain(prefix_attention, options=[{}, {"window": WINDOW}, {}])
+    with open_store("64MiB") as store:
+        replay = BranchReplay(model, store, check_model=False, **{"min_shared_tokens": 1, **case.options, **options})
+        plans = _Plans(store, monkeypatch)
+        with store.record_accesses() as record:
+            replay.backward(case.rows, weighted_sum)
+        planned = [(access.operation, access.key) for access in plans.plans[0].accesses]
+        assert planned == list(record)
+
+
+def test_plan_of_logprobs_covers_both_walks(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build_plain(prefix_attention)
+    ids = torch.tensor([[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 7, 8]])
+    with open_store("64MiB") as store:
+        replay = BranchReplay(model, store, check_model=False, min_shared_tokens=1)
+        plans = _Plans(store, monkeypatch)
+        with store.record_accesses() as record:
+            scored = torch.zeros_like(ids, dtype=torch.bool)
+            scored[:, 4:] = True
+            replay.logprobs(ids, None, scored).sum().backward()
+        forward, backward = ([(a.operation, a.key) for a in plan.accesses] for plan in plans.plans)
+        assert forward == list(record)
+        assert forward[-len(backward) :] == backward
