@@ -6,15 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 from tiercache.codecs.base import ByteArray, Codec
+from tiercache.codecs.const import ConstCodec
+from tiercache.codecs.exponent import ExponentCodec
 from tiercache.codecs.raw import RawCodec
+from tiercache.codecs.tables import TableStore
+from tiercache.codecs.window import WindowCodec
 from tiercache.codecs.zstd import ZstdCodec
 from tiercache.errors import ConfigError
 
-__all__ = ["CODECS", "ByteArray", "Codec", "create_codec"]
+__all__ = ["CODECS", "ByteArray", "Codec", "TableStore", "create_codec"]
 
 CODECS: dict[str, Callable[..., Codec]] = {
-    RawCodec.name: RawCodec,
-    ZstdCodec.name: ZstdCodec,
+    codec.name: codec for codec in (RawCodec, ConstCodec, WindowCodec, ExponentCodec, ZstdCodec)
 }
 
 

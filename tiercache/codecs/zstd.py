@@ -44,7 +44,7 @@ class ZstdCodec(Codec):
         """Compresses into `out`; returns the payload's size in bytes."""
         data = contiguous_bytes(tensor)
         require_room(self.name, out, data.size + 1)
-        frame = self._compressor().compress(data) if data.size else b""
+        frame = self._compressor().compress(data.data) if data.size else b""
         if not frame or len(frame) >= data.size:
             out[0] = _STORED
             np.copyto(out[1 : data.size + 1], data)
@@ -76,11 +76,11 @@ class ZstdCodec(Codec):
 
     def _decompress(self, body: ByteArray, num_bytes: int) -> bytes:
         try:
-            claimed = zstandard.frame_content_size(body)
+            claimed = zstandard.frame_content_size(body.data)
             # A frame's own claim is what the library allocates, so it is compared before anything is.
             if claimed != num_bytes:
                 raise CodecError("zstd frame claims a wrong size", got=claimed, limit=f"{num_bytes} bytes")
-            data: bytes = self._decompressor().decompress(body, allow_extra_data=False)
+            data: bytes = self._decompressor().decompress(body.data, allow_extra_data=False)
         except zstandard.ZstdError as error:
             raise CodecError(f"zstd frame is malformed: {error}") from error
         if len(data) != num_bytes:

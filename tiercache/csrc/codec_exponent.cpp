@@ -116,8 +116,9 @@ std::uint8_t* append(std::uint8_t* out, const void* from, std::size_t size) {
 }
 
 // Writes one block, at most stored_bytes(rows * cols); returns its size.
-std::size_t encode_block(const std::uint16_t* x, std::size_t rows, std::size_t cols, const ExponentTable& table,
-                         std::uint8_t* out, const ExponentKernels& k, Counts* counts) {
+std::size_t encode_block(const std::uint16_t* x, std::size_t rows, std::size_t cols,
+                         const ExponentTable& table, std::uint8_t* out, const ExponentKernels& k,
+                         Counts* counts) {
   Scratch& s = scratch();
   const std::size_t n = rows * cols;
   const Prediction p = table.prediction;
@@ -166,7 +167,8 @@ void decode_block(const std::uint8_t* block, std::size_t size, std::uint16_t* x,
     source.stream_bytes[i] = load<std::uint32_t>(block + 6 + 4 * i);
     need += source.stream_bytes[i];
   }
-  if (need + num_escapes != size) throw Malformed("exponent payload: a block's parts don't add up to its size");
+  if (need + num_escapes != size)
+    throw Malformed("exponent payload: a block's parts don't add up to its size");
   const std::uint8_t* at = block + kCodedHeader;
   BlockShape shape{rows, cols, static_cast<std::uint8_t>(block[1] - 32), s.row_mean, s.channel_mean};
   if (has_rows(p)) {
@@ -175,8 +177,10 @@ void decode_block(const std::uint8_t* block, std::size_t size, std::uint16_t* x,
   } else {
     std::memset(s.row_mean, 128, rows);
   }
-  if (has_channels(p)) shape.channel_mean = at;
-  else std::memset(s.channel_mean, 128, cols);
+  if (has_channels(p))
+    shape.channel_mean = at;
+  else
+    std::memset(s.channel_mean, 128, cols);
   if (!k.decode(source, table, n / kVector, s.symbols)) throw Malformed("exponent payload: a damaged stream");
   if (!k.merge(s.symbols, rest, shape, table, block + need, num_escapes, x))
     throw Malformed("exponent payload: the escapes don't match the symbols");
@@ -189,8 +193,9 @@ std::size_t exponent_bound(std::size_t n, std::size_t cols) {
   return 5 * grid.num_blocks + 2 * n;
 }
 
-std::size_t exponent_encode(const std::uint16_t* x, std::size_t n, std::size_t cols, const ExponentTable& table,
-                            std::uint8_t* out, Isa isa, int threads, Counts* counts) {
+std::size_t exponent_encode(const std::uint16_t* x, std::size_t n, std::size_t cols,
+                            const ExponentTable& table, std::uint8_t* out, Isa isa, int threads,
+                            Counts* counts) {
   const Grid grid(n, cols);
   const ExponentKernels& k = kernels(isa);
   std::uint8_t* at = out + 4 * grid.num_blocks;
@@ -225,13 +230,16 @@ void exponent_decode(const std::uint8_t* body, std::size_t size, std::uint16_t* 
                      std::size_t cols, const ExponentTable& table, Isa isa, int threads) {
   const Grid grid(n, cols);
   const ExponentKernels& k = kernels(isa);
-  if (size < 4 * grid.num_blocks + 2 * grid.tail) throw Malformed("exponent payload: too short for its directory");
+  if (size < 4 * grid.num_blocks + 2 * grid.tail)
+    throw Malformed("exponent payload: too short for its directory");
   std::vector<std::size_t> offsets(grid.num_blocks + 1, 4 * grid.num_blocks);
   for (std::size_t b = 0; b < grid.num_blocks; ++b)
     offsets[b + 1] = offsets[b] + load<std::uint32_t>(body + 4 * b);
-  if (offsets.back() != size - 2 * grid.tail) throw Malformed("exponent payload: blocks don't add up to its size");
+  if (offsets.back() != size - 2 * grid.tail)
+    throw Malformed("exponent payload: blocks don't add up to its size");
   for_each(grid.num_blocks, threads, [&](std::size_t b) {
-    decode_block(body + offsets[b], offsets[b + 1] - offsets[b], x + grid.begin(b), grid.rows(b), cols, table, k);
+    decode_block(body + offsets[b], offsets[b + 1] - offsets[b], x + grid.begin(b), grid.rows(b), cols, table,
+                 k);
   });
   std::memcpy(x + n - grid.tail, body + size - 2 * grid.tail, 2 * grid.tail);
 }

@@ -1,50 +1,22 @@
 #if defined(__x86_64__)
-#include <immintrin.h>
-
+#include "codec_avx512.hpp"
 #include "codec_exponent_kernels.hpp"
 
-#define TC_TARGET [[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vbmi2,avx2,bmi,bmi2,lzcnt,popcnt")]]
-#define TC_INLINE TC_TARGET inline
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12 warns of its own undefined-vector helpers
 
 namespace tiercache::codec {
 namespace {
 
-// Bytes 1, 3, 5 ... of two vectors of words; the even ones are one less.
-TC_INLINE __m512i odd_bytes() {
-  alignas(64) static constexpr auto kIndex = [] {
-    struct { std::uint8_t at[64]; } table{};
-    for (int i = 0; i < 64; ++i) table.at[i] = static_cast<std::uint8_t>(2 * i + 1);
-    return table;
-  }();
-  return _mm512_load_si512(kIndex.at);
-}
-
-// Byte i of the first and of the second vector in turn, from byte `start` on.
-template <int start>
-TC_INLINE __m512i interleave() {
-  alignas(64) static constexpr auto kIndex = [] {
-    struct { std::uint8_t at[64]; } table{};
-    for (int i = 0; i < 64; ++i) table.at[i] = static_cast<std::uint8_t>(start + i / 2 + (i % 2) * 64);
-    return table;
-  }();
-  return _mm512_load_si512(kIndex.at);
-}
-
 TC_TARGET void split(const std::uint16_t* x, std::size_t n, std::uint8_t* exponents, std::uint8_t* rest) {
-  const __m512i odd = odd_bytes();
-  const __m512i even = _mm512_sub_epi8(odd, _mm512_set1_epi8(1));
   for (std::size_t i = 0; i < n; i += kVector) {
-    // Turned left by one bit, a word's high byte is its exponent.
-    const __m512i a = _mm512_loadu_si512(x + i);
-    const __m512i b = _mm512_loadu_si512(x + i + 32);
-    const __m512i low = _mm512_shldi_epi16(a, a, 1);
-    const __m512i high = _mm512_shldi_epi16(b, b, 1);
-    _mm512_storeu_si512(exponents + i, _mm512_permutex2var_epi8(low, odd, high));
-    _mm512_storeu_si512(rest + i, _mm512_permutex2var_epi8(low, even, high));
+    const Bytes64 bytes = split64(x + i);
+    _mm512_storeu_si512(exponents + i, bytes.exponents);
+    _mm512_storeu_si512(rest + i, bytes.rest);
   }
 }
 
-TC_TARGET void row_sums(const std::uint8_t* exponents, std::size_t rows, std::size_t cols, std::uint32_t* sums) {
+TC_TARGET void row_sums(const std::uint8_t* exponents, std::size_t rows, std::size_t cols,
+                        std::uint32_t* sums) {
   const __m512i zero = _mm512_setzero_si512();
   for (std::size_t r = 0; r < rows; ++r) {
     __m512i sum = zero;
@@ -54,14 +26,15 @@ TC_TARGET void row_sums(const std::uint8_t* exponents, std::size_t rows, std::si
   }
 }
 
-TC_TARGET void channel_sums(const std::uint8_t* exponents, std::size_t rows, std::size_t cols, std::size_t step,
-                            std::uint16_t* sums) {
+TC_TARGET void channel_sums(const std::uint8_t* exponents, std::size_t rows, std::size_t cols,
+                            std::size_t step, std::uint16_t* sums) {
   for (std::size_t c = 0; c < cols; c += kVector) {
     __m512i low = _mm512_setzero_si512();
     __m512i high = low;
     for (std::size_t r = 0; r < rows; r += step) {
       const std::uint8_t* e = exponents + r * cols + c;
-      low = _mm512_add_epi16(low, _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(e))));
+      low = _mm512_add_epi16(low,
+                             _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(e))));
       high = _mm512_add_epi16(
           high, _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(e + 32))));
     }
@@ -170,7 +143,8 @@ TC_TARGET void encode(const std::uint8_t* exponents, const BlockShape& shape, co
       const __m512i index = _mm512_sub_epi8(_mm512_sub_epi8(e, prediction), base);
       const __mmask64 outside = _mm512_cmpge_epu8_mask(index, zero_symbol);
       const __mmask64 zero = _mm512_testn_epi8_mask(e, e);
-      const __m512i clamped = _mm512_mask_blend_epi8(zero, _mm512_mask_blend_epi8(outside, index, escape), zero_symbol);
+      const __m512i clamped =
+          _mm512_mask_blend_epi8(zero, _mm512_mask_blend_epi8(outside, index, escape), zero_symbol);
       const __m512i symbols = _mm512_permutexvar_epi8(clamped, remap);
       const __mmask64 escaped = _mm512_cmpeq_epi8_mask(symbols, escape);
       if (escaped != 0) {
@@ -191,8 +165,8 @@ TC_TARGET void encode(const std::uint8_t* exponents, const BlockShape& shape, co
 
 // Exponents of one vector where some symbols are no deltas. False when the escapes run out.
 TC_INLINE bool patch(__m512i symbols, __m512i& exponents, const std::uint8_t*& escapes, std::size_t& left) {
-  exponents = _mm512_mask_mov_epi8(
-      exponents, _mm512_cmpeq_epi8_mask(symbols, _mm512_set1_epi8(kZeroSymbol)), _mm512_setzero_si512());
+  exponents = _mm512_mask_mov_epi8(exponents, _mm512_cmpeq_epi8_mask(symbols, _mm512_set1_epi8(kZeroSymbol)),
+                                   _mm512_setzero_si512());
   const __mmask64 escaped = _mm512_cmpeq_epi8_mask(symbols, _mm512_set1_epi8(kEscapeSymbol));
   const auto count = static_cast<std::size_t>(_mm_popcnt_u64(escaped));
   if (count > left) return false;
@@ -207,8 +181,6 @@ TC_TARGET bool merge(const std::uint8_t* symbols, const std::uint8_t* rest, cons
                      const ExponentTable& table, const std::uint8_t* escapes, std::size_t num_escapes,
                      std::uint16_t* x) {
   const std::size_t num_vectors = shape.rows * shape.cols / kVector;
-  const __m512i low = interleave<0>();
-  const __m512i high = interleave<32>();
   const __m512i base = _mm512_set1_epi8(static_cast<char>(table.base));
   const __m512i special = _mm512_set1_epi8(kDeltas);
   std::size_t row = 0;
@@ -218,12 +190,9 @@ TC_TARGET bool merge(const std::uint8_t* symbols, const std::uint8_t* rest, cons
     for (std::size_t v = quarter_begin(num_vectors, k); v < quarter_begin(num_vectors, k + 1); ++v) {
       const __m512i symbol = _mm512_loadu_si512(s);
       __m512i e = _mm512_add_epi8(_mm512_add_epi8(symbol, base), predict(shape, row, col));
-      if (_mm512_cmpge_epu8_mask(symbol, special) != 0 && !patch(symbol, e, escapes, num_escapes)) return false;
-      const __m512i r = _mm512_loadu_si512(rest + v * kVector);
-      const __m512i a = _mm512_permutex2var_epi8(r, low, e);
-      const __m512i b = _mm512_permutex2var_epi8(r, high, e);
-      _mm512_storeu_si512(x + v * kVector, _mm512_shldi_epi16(a, a, 15));
-      _mm512_storeu_si512(x + v * kVector + 32, _mm512_shldi_epi16(b, b, 15));
+      if (_mm512_cmpge_epu8_mask(symbol, special) != 0 && !patch(symbol, e, escapes, num_escapes))
+        return false;
+      merge64(e, _mm512_loadu_si512(rest + v * kVector), x + v * kVector);
       s += kVector;
       if ((col += kVector) == shape.cols) {
         col = 0;

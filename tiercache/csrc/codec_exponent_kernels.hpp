@@ -12,9 +12,9 @@ namespace tiercache::codec {
 struct BlockShape {
   std::size_t rows;
   std::size_t cols;
-  std::uint8_t level;               // grand mean - 32
-  const std::uint8_t* row_mean;     // [rows]
-  const std::uint8_t* channel_mean; // [cols]
+  std::uint8_t level;                // grand mean - 32
+  const std::uint8_t* row_mean;      // [rows]
+  const std::uint8_t* channel_mean;  // [cols]
 };
 
 // Where coded symbols and escapes of one block go. `streams[k]` has room for quarter_room() bytes.
@@ -57,7 +57,9 @@ extern const ExponentKernels kExponentAvx512;
 #endif
 
 // Vectors in a full quarter of a block of `num_vectors`.
-constexpr std::size_t quarter_vectors(std::size_t num_vectors) { return (num_vectors + kStreams - 1) / kStreams; }
+constexpr std::size_t quarter_vectors(std::size_t num_vectors) {
+  return (num_vectors + kStreams - 1) / kStreams;
+}
 
 // First vector of quarter k, and one past its last.
 constexpr std::size_t quarter_begin(std::size_t num_vectors, int k) {

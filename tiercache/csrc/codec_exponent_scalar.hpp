@@ -11,7 +11,8 @@ TC_TARGET void split(const std::uint16_t* x, std::size_t n, std::uint8_t* expone
   }
 }
 
-TC_TARGET void row_sums(const std::uint8_t* exponents, std::size_t rows, std::size_t cols, std::uint32_t* sums) {
+TC_TARGET void row_sums(const std::uint8_t* exponents, std::size_t rows, std::size_t cols,
+                        std::uint32_t* sums) {
   for (std::size_t r = 0; r < rows; ++r) {
     std::uint32_t sum = 0;
     for (std::size_t c = 0; c < cols; ++c) sum += exponents[r * cols + c];
@@ -19,8 +20,8 @@ TC_TARGET void row_sums(const std::uint8_t* exponents, std::size_t rows, std::si
   }
 }
 
-TC_TARGET void channel_sums(const std::uint8_t* exponents, std::size_t rows, std::size_t cols, std::size_t step,
-                            std::uint16_t* sums) {
+TC_TARGET void channel_sums(const std::uint8_t* exponents, std::size_t rows, std::size_t cols,
+                            std::size_t step, std::uint16_t* sums) {
   std::memset(sums, 0, cols * sizeof *sums);
   for (std::size_t r = 0; r < rows; r += step)
     for (std::size_t c = 0; c < cols; ++c)
@@ -137,9 +138,9 @@ TC_TARGET bool decode(const StreamSource& source, const ExponentTable& table, st
     }
     if (turns == 0) break;
     for (; turns != 0; --turns) {
-      TC_FILL(0) TC_FILL(1) TC_FILL(2) TC_FILL(3)
-      TC_ROUND TC_ROUND TC_ROUND TC_ROUND TC_ROUND
-      TC_USED(0) TC_USED(1) TC_USED(2) TC_USED(3)
+      TC_FILL(0)
+      TC_FILL(1) TC_FILL(2) TC_FILL(3) TC_ROUND TC_ROUND TC_ROUND TC_ROUND TC_ROUND TC_USED(0) TC_USED(1)
+          TC_USED(2) TC_USED(3)
     }
   }
   return decode_tail(in, end[0], p0, table, o0, last[0]) && decode_tail(in, end[1], p1, table, o1, last[1]) &&

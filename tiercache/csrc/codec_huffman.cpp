@@ -64,8 +64,10 @@ SymbolCounts trimmed(const SymbolCounts& counts, int keep) {
   out[kEscapeSymbol] = counts[kEscapeSymbol];
   for (int i = 0; i < kSymbols - 1; ++i) {
     const int s = order[i];
-    if (i < keep) out[s] = counts[s];
-    else out[kEscapeSymbol] += counts[s];
+    if (i < keep)
+      out[s] = counts[s];
+    else
+      out[kEscapeSymbol] += counts[s];
   }
   out[order[0]] = std::max<std::uint64_t>(out[order[0]], 1);
   out[kEscapeSymbol] = std::max<std::uint64_t>(out[kEscapeSymbol], 1);
@@ -166,6 +168,15 @@ std::uint64_t ExponentTable::cost_bits(const Counts& counts) const {
     bits += counts[d] * ((entry >> 12) + (entry >> 11 & 1u) * kEscapeBits);
   }
   return bits;
+}
+
+std::uint64_t ExponentTable::fresh_bits(const Counts& counts) const {
+  const SymbolCounts all = window_counts(counts, best_base(counts));
+  std::uint64_t total = 0;
+  for (const std::uint64_t count : all) total += count;
+  const auto frequent = std::count_if(all.begin(), all.end() - 1, [&](auto c) { return c * 1024 > total; });
+  const SymbolCounts kept = trimmed(all, std::max(1, static_cast<int>(frequent)));
+  return code_cost(kept, limited_lengths(kept));
 }
 
 ExponentTable ExponentTable::train(Prediction prediction, const Counts& counts) {

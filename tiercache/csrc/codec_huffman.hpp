@@ -35,6 +35,9 @@ class ExponentTable {
   // Bits that the sampled exponents take with this table, escapes included.
   [[nodiscard]] std::uint64_t cost_bits(const Counts& counts) const;
 
+  // Bits that they would take with a table made for them, found quickly and not quite the best.
+  [[nodiscard]] std::uint64_t fresh_bits(const Counts& counts) const;
+
   Prediction prediction;
   std::uint8_t base;
   std::array<std::uint8_t, kSymbols> lengths;

@@ -8,6 +8,7 @@
 #include "arena.hpp"
 #include "checksum.hpp"
 #include "errors.hpp"
+#include "module_codecs.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -102,4 +103,5 @@ NB_MODULE(_core, m) {
   nb::register_exception_translator(translate);
   bind_checksum(m);
   bind_arena(m);
+  codec::bind_codecs(m);
 }
