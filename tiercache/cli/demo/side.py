@@ -79,10 +79,11 @@ def allocate_gradients(model: torch.nn.Module) -> None:
 
 def warm_up(step: Step, branches: list[Branch]) -> None:
     """A step on short rows: what is compiled or allocated once is not a step's cost."""
+    prompt = branches[0].tokens[~branches[0].scored]
     short = [
         Branch(
-            tokens=torch.cat([branch.tokens[:32], branch.tokens[-4:]]),
-            scored=torch.arange(36) >= 32,
+            tokens=torch.cat([prompt[:320], branch.tokens[-4:]]),  # long enough to share a node
+            scored=torch.arange(min(len(prompt), 320) + 4) >= min(len(prompt), 320),
             advantage=0.0,
             num_scored=1,
         )
