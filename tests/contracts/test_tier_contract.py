@@ -8,16 +8,30 @@ import threading
 import numpy as np
 import pytest
 
-from tiercache.errors import TierFullError
+from tiercache.errors import ConfigError, TierFullError
+from tiercache.tiers import create_tier
 from tiercache.tiers.base import PageMeta, Slot, Tier
+from tiercache.tiers.disk import DiskTier
 from tiercache.tiers.host import HostTier
 
 CAPACITY = 4 << 20
 
 
-@pytest.fixture(params=["host"])
+DISKS = {
+    "disk": {},
+    "disk-threads": {"engine": "threads"},
+    "disk-buffered": {"direct": False},
+    "disk-power": {"durability": "power"},
+}
+
+
+@pytest.fixture(params=["host", *DISKS])
 def tier(request, tmp_path):
-    made = HostTier(CAPACITY)
+    made = (
+        HostTier(CAPACITY)
+        if request.param == "host"
+        else DiskTier(tmp_path, CAPACITY, **DISKS[request.param])
+    )
     yield made
     made.check_integrity()
     made.close()
@@ -28,6 +42,12 @@ def page(seed: int, num_bytes: int) -> tuple[np.ndarray, PageMeta]:
     data = np.random.default_rng(seed).integers(0, 256, num_bytes, dtype=np.uint8)
     digest = hashlib.blake2b(str(seed).encode(), digest_size=32).digest()
     return data, PageMeta(digest, bytes(32), "uint8", (num_bytes,), "raw", num_bytes, num_bytes)
+
+
+def test_a_tier_is_made_by_name(tmp_path):
+    with pytest.raises(ConfigError, match="create_tier"):
+        create_tier("tape")
+    create_tier("disk", tmp_path, CAPACITY).close()
 
 
 def put(tier: Tier, seed: int, num_bytes: int) -> tuple[Slot, np.ndarray, PageMeta]:

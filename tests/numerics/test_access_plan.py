@@ -32,14 +32,22 @@ class _Plans:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     "options",
-    [{}, {"prefix_activations": "recompute"}, {"prefix_gradient": "detached"}, {"prefix_gradient": 3}, {"debug": True}],
+    [
+        {},
+        {"prefix_activations": "recompute"},
+        {"prefix_gradient": "detached"},
+        {"prefix_gradient": 3},
+        {"debug": True},
+    ],
     ids=str,
 )
 def test_plan_equals_the_run(name: str, options: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     case = make_case(name)
     model = build_plain(prefix_attention, options=[{}, {"window": WINDOW}, {}])
     with open_store("64MiB") as store:
-        replay = BranchReplay(model, store, check_model=False, **{"min_shared_tokens": 1, **case.options, **options})
+        replay = BranchReplay(
+            model, store, check_model=False, **{"min_shared_tokens": 1, **case.options, **options}
+        )
         plans = _Plans(store, monkeypatch)
         with store.record_accesses() as record:
             replay.backward(case.rows, weighted_sum)

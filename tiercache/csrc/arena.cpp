@@ -9,17 +9,20 @@
 namespace tiercache {
 namespace {
 
-constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) { return (value + unit - 1) / unit * unit; }
+constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
 
 int class_of(std::uint64_t num_bytes) {
   if (num_bytes > 2048) return -1;
-  return std::bit_width(std::max<std::uint64_t>(num_bytes, 64) - 1) - 6;
+  return static_cast<int>(std::bit_width(std::max<std::uint64_t>(num_bytes, 64) - 1)) - 6;
 }
 
 }  // namespace
 
 Arena::Arena(std::uint64_t capacity_bytes, std::uint64_t staging_bytes, const MemoryOptions& options)
-    : capacity_(capacity_bytes / kPage * kPage), memory_(capacity_ + round_up(staging_bytes, kPage), options) {
+    : capacity_(capacity_bytes / kPage * kPage),
+      memory_(capacity_ + round_up(staging_bytes, kPage), options) {
   main_.begin = 0;
   main_.size = capacity_;
   staging_.begin = capacity_;
@@ -71,7 +74,8 @@ std::uint64_t Arena::reserve(std::uint64_t num_bytes, double timeout_s, bool sta
   while (true) {
     if (const auto offset = take(region, num_bytes)) return *offset;
     const std::string room = std::to_string(region.free.free_units()) + " bytes free in " +
-                             std::to_string(region.free.count()) + " extents of " + std::to_string(region.size);
+                             std::to_string(region.free.count()) + " extents of " +
+                             std::to_string(region.size);
     if (timeout_s <= 0 || num_bytes > region.size) {
       throw Error(ErrorKind::kFull, "host tier: reserve of " + std::to_string(num_bytes) + " bytes", room,
                   std::to_string(region.size), "free or demote pages, or raise the host budget");
@@ -91,7 +95,8 @@ void Arena::release(std::uint64_t offset) {
     const std::lock_guard lock(mutex_);
     const auto found = slots_.find(offset);
     if (found == slots_.end()) {
-      throw Error(ErrorKind::kState, "host tier: free of a slot that is not reserved", std::to_string(offset));
+      throw Error(ErrorKind::kState, "host tier: free of a slot that is not reserved",
+                  std::to_string(offset));
     }
     const Slot slot = found->second;
     slots_.erase(found);
@@ -141,7 +146,8 @@ void Arena::check_integrity() const {
       if (slot.cell_class >= 0) ++cells;
     }
     for (const auto& [page, used] : region->cells_used) cells_in_use += used;
-    if (!region->free.consistent()) throw Error(ErrorKind::kState, "host tier: free extents overlap or are miscounted");
+    if (!region->free.consistent())
+      throw Error(ErrorKind::kState, "host tier: free extents overlap or are miscounted");
     if (pages != region->size - region->free.free_units() || cells != cells_in_use) {
       throw Error(ErrorKind::kState, "host tier: slots and used bytes differ", std::to_string(pages),
                   std::to_string(region->size - region->free.free_units()));

@@ -18,8 +18,8 @@ struct ArenaStats {
   std::uint64_t waits, timeouts;
 };
 
-// Slots of 4 KiB and more are exact runs of 4 KiB pages (best fit, neighbours coalesce); smaller ones come from
-// size classes of 64 to 2048 bytes that share a page. Safe from several threads.
+// Slots of 4 KiB and more are exact runs of 4 KiB pages (best fit, neighbours coalesce); smaller ones come
+// from size classes of 64 to 2048 bytes that share a page. Safe from several threads.
 //
 //     | main: slots of reserve()                        | staging: slots of reserve(staging) |
 //     0                                   capacity_bytes                     + staging_bytes
@@ -27,8 +27,8 @@ class Arena {
  public:
   Arena(std::uint64_t capacity_bytes, std::uint64_t staging_bytes, const MemoryOptions& options);
 
-  // Offset of a slot, or waits until `timeout_s` for room. Throws kFull at once when timeout_s is 0 or the slot
-  // could never fit, kTimeout at the deadline.
+  // Offset of a slot, or waits until `timeout_s` for room. Throws kFull at once when timeout_s is 0 or the
+  // slot could never fit, kTimeout at the deadline.
   std::uint64_t reserve(std::uint64_t num_bytes, double timeout_s, bool staging);
   void release(std::uint64_t offset);
 
@@ -52,8 +52,8 @@ class Arena {
   };
   struct Region {
     ExtentMap free;
-    std::array<std::vector<std::uint64_t>, kClasses> cells;            // free cells
-    std::unordered_map<std::uint64_t, std::uint64_t> cells_used;       // page -> cells in use
+    std::array<std::vector<std::uint64_t>, kClasses> cells;       // free cells
+    std::unordered_map<std::uint64_t, std::uint64_t> cells_used;  // page -> cells in use
     std::uint64_t begin = 0, size = 0;
   };
   std::optional<std::uint64_t> take(Region& region, std::uint64_t num_bytes);

@@ -33,7 +33,8 @@ std::uint64_t headroom(const std::string& group, const char* limit_name, const c
 }
 
 // Walks from the process's own group to the root of the hierarchy.
-std::uint64_t headroom_of_ancestors(const std::string& mount, std::string path, const char* limit, const char* usage) {
+std::uint64_t headroom_of_ancestors(const std::string& mount, std::string path, const char* limit,
+                                    const char* usage) {
   std::uint64_t smallest = kUnlimited;
   while (true) {
     smallest = std::min(smallest, headroom(mount + path, limit, usage));
@@ -68,7 +69,8 @@ std::uint64_t available_memory(const std::string& root) {
     const std::string path = line.substr(second + 1);
     if (controllers == ",,") {
       for (const char* mount : {"sys/fs/cgroup", "sys/fs/cgroup/unified"}) {
-        smallest = std::min(smallest, headroom_of_ancestors(root + mount, path, "memory.max", "memory.current"));
+        smallest =
+            std::min(smallest, headroom_of_ancestors(root + mount, path, "memory.max", "memory.current"));
       }
     } else if (controllers.find(",memory,") != std::string::npos) {
       smallest = std::min(smallest, headroom_of_ancestors(root + "sys/fs/cgroup/memory", path,

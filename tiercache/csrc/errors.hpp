@@ -11,14 +11,14 @@ enum class ErrorKind { kConfig, kClosed, kLocked, kForked, kTimeout, kMissing, k
 
 class Error : public std::exception {
  public:
-  Error(ErrorKind kind, std::string what, std::string got = {}, std::string limit = {}, std::string remedy = {},
-        int code = 0)
-      : kind(kind),
-        text(std::move(what)),
-        got(std::move(got)),
-        limit(std::move(limit)),
-        remedy(std::move(remedy)),
-        code(code) {}
+  Error(ErrorKind kind_, std::string text_, std::string got_ = {}, std::string limit_ = {},
+        std::string remedy_ = {}, int code_ = 0)
+      : kind(kind_),
+        text(std::move(text_)),
+        got(std::move(got_)),
+        limit(std::move(limit_)),
+        remedy(std::move(remedy_)),
+        code(code_) {}
 
   const char* what() const noexcept override { return text.c_str(); }
 

@@ -67,14 +67,16 @@ bool register_with_cuda(void* library, void* data, std::size_t size) {
 
 Mapping::Mapping(std::size_t size, const MemoryOptions& options) : size_(size), owner_(getpid()) {
   if (size == 0) throw Error(ErrorKind::kConfig, "arena of no bytes");
-  void* made = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* made =
+      mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (made == MAP_FAILED) throw io_error("mmap of " + std::to_string(size) + " bytes for the arena", errno);
   data_ = static_cast<std::uint8_t*>(made);
   madvise(made, size, MADV_DONTDUMP);
   if (options.huge_pages) madvise(made, size, MADV_HUGEPAGE);
   if (options.numa_node >= 0) numa_bound_ = bind_to_node(made, size, options.numa_node);
   touch(data_, size, options.touch_threads);
-  if (options.register_cuda && (cuda_ = cuda_runtime())) cuda_registered_ = register_with_cuda(cuda_, made, size);
+  if (options.register_cuda && (cuda_ = cuda_runtime()))
+    cuda_registered_ = register_with_cuda(cuda_, made, size);
 }
 
 Mapping::~Mapping() {

@@ -4,11 +4,13 @@
 #include <nanobind/stl/string.h>
 
 #include <array>
+#include <cstring>
 
 #include "arena.hpp"
 #include "checksum.hpp"
 #include "errors.hpp"
 #include "module_codecs.hpp"
+#include "module_disk.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -20,11 +22,12 @@ using NoGil = nb::call_guard<nb::gil_scoped_release>;
 
 namespace {
 
-// ---- errors -------------------------------------------------------------------------------------------------
+// ---- errors
+// -------------------------------------------------------------------------------------------------
 const char* error_class(ErrorKind kind) {
-  constexpr std::array names = {"ConfigError",       "StoreClosedError", "StoreLockedError", "StoreForkedError",
-                                "StoreTimeoutError", "PageMissingError", "PageStateError",   "PageCorruptError",
-                                "TierFullError",     "TierIOError"};
+  constexpr std::array names = {
+      "ConfigError",      "StoreClosedError", "StoreLockedError", "StoreForkedError", "StoreTimeoutError",
+      "PageMissingError", "PageStateError",   "PageCorruptError", "TierFullError",    "TierIOError"};
   return names[static_cast<std::size_t>(kind)];
 }
 
@@ -44,7 +47,8 @@ void translate(const std::exception_ptr& pointer, void*) {
   }
 }
 
-// ---- checksum -----------------------------------------------------------------------------------------------
+// ---- checksum
+// -----------------------------------------------------------------------------------------------
 void bind_checksum(nb::module_& m) {
   m.def(
       "crc32c",
@@ -55,7 +59,8 @@ void bind_checksum(nb::module_& m) {
       "data"_a, "crc"_a = 0, "CRC32C of a one-dimensional contiguous uint8 array, continued from `crc`.");
 }
 
-// ---- host arena ---------------------------------------------------------------------------------------------
+// ---- host arena
+// ---------------------------------------------------------------------------------------------
 void bind_arena(nb::module_& m) {
   nb::class_<ArenaStats>(m, "ArenaStats")
       .def_ro("capacity_bytes", &ArenaStats::capacity_bytes)
@@ -69,8 +74,8 @@ void bind_arena(nb::module_& m) {
   nb::class_<Arena>(m, "Arena")
       .def(
           "__init__",
-          [](Arena* self, std::uint64_t capacity_bytes, std::uint64_t staging_bytes, bool huge_pages, int numa_node,
-             unsigned touch_threads, bool register_cuda) {
+          [](Arena* self, std::uint64_t capacity_bytes, std::uint64_t staging_bytes, bool huge_pages,
+             int numa_node, unsigned touch_threads, bool register_cuda) {
             nb::gil_scoped_release release;
             new (self) Arena(capacity_bytes, staging_bytes,
                              MemoryOptions{huge_pages, numa_node, touch_threads, register_cuda});
@@ -103,5 +108,6 @@ NB_MODULE(_core, m) {
   nb::register_exception_translator(translate);
   bind_checksum(m);
   bind_arena(m);
+  bindings::bind_disk(m);
   codec::bind_codecs(m);
 }

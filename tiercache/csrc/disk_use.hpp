@@ -1,0 +1,37 @@
+// Disk::Use, for the files that implement Disk.
+#pragma once
+#include <unistd.h>
+
+#include "disk.hpp"
+#include "errors.hpp"
+
+namespace tiercache {
+
+// Refuses what a closed or forked store must not do, and lets close() wait for what has begun.
+class Disk::Use {
+ public:
+  explicit Use(Disk& disk) : disk_(disk) {
+    // Before the mutex: another thread may have held it at the fork, and nobody in the child would ever let
+    // go.
+    if (getpid() != disk.owner_) {
+      throw Error(ErrorKind::kForked,
+                  "disk tier: used in a forked child of pid " + std::to_string(disk.owner_), {}, {},
+                  "open the store in the child, or use the spawn start method");
+    }
+    const std::lock_guard lock(disk.mutex_);
+    if (disk.closed_) throw Error(ErrorKind::kClosed, "disk tier: used after close()");
+    ++disk.operations_;
+  }
+  ~Use() {
+    const std::lock_guard lock(disk_.mutex_);
+    --disk_.operations_;
+    disk_.changed_.notify_all();
+  }
+  Use(const Use&) = delete;
+  Use& operator=(const Use&) = delete;
+
+ private:
+  Disk& disk_;
+};
+
+}  // namespace tiercache

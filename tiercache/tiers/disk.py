@@ -1,0 +1,361 @@
+"""The disk tier: the native core, and the index that lets a later process find its records."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from tiercache import _core
+from tiercache.entry import PageKey
+from tiercache.errors import (
+    ConfigError,
+    PageStateError,
+    StoreClosedError,
+    StoreTimeoutError,
+    TierCacheError,
+    TierIOError,
+)
+from tiercache.tiers import disk_files
+from tiercache.tiers.base import ByteArray, PageMeta, Slot, Tier
+from tiercache.tiers.disk_index import DiskIndex, index_crc, is_sound, remove_index
+
+Durability = Literal["scratch", "process", "power"]
+
+_log = logging.getLogger(__name__)
+_BATCH = 256  # entries of one index commit at most
+_GATHER_S = 0.01  # how long a commit waits for company
+_INDEX_RETRY_S = 0.1
+
+
+class DiskTier(Tier):
+    """Pages as records in preallocated segment files.
+
+    `reserve`, `write`, `read` and `free` are the contract of every tier. A record written with `meta.persistent` is
+    found by `lookup`, and with durability "process" or "power" also by a later process. `free` and `remove` delete
+    such a record; to keep it, don't free its slot. Records of earlier processes that nobody looks up give way, oldest
+    first, when room is needed.
+
+    Args:
+        directories: one or several, each a drive of its own; made with mode 0700 when missing.
+        capacity_bytes: budget of all segment files together, their headers included. The index comes on top: about
+            1 KiB a persistent record.
+        durability: "scratch": nothing outlives this process. "process": persistent records outlive a killed process
+            once `flush` returned, or 20 ms after the write. "power": they outlive a power cut as well.
+        engine: "auto" takes io_uring where it works, else threads; naming one insists on it.
+        direct: offer O_DIRECT; it is used where it works.
+        depth: operations in flight on one drive.
+        threads: of one drive, for the engine "threads".
+        bounce_buffers: 1 MiB each, as many for reads as for writes, for memory that is not 4 KiB aligned.
+        timeout_s: deadline of one read or write.
+        segment_bytes: size of a segment file; None: a 64th of the budget within 16 to 512 MiB.
+        max_errors: I/O errors after which a drive takes no more records.
+        faults: builds the fault-injecting engine in (see `core`).
+        log: builds the write log in.
+
+    Raises:
+        ConfigError: an argument that cannot be meant, or a directory that holds pages of another durability.
+        StoreLockedError: another process writes here; with its pid.
+        PageCorruptError: a file that is not the store's lies among its own.
+        TierIOError: the operating system refused.
+    """
+
+    name = "disk"
+
+    def __init__(
+        self,
+        directories: str | Path | Sequence[str | Path],
+        capacity_bytes: int,
+        *,
+        durability: Durability = "scratch",
+        engine: Literal["auto", "io_uring", "threads"] = "auto",
+        direct: bool = True,
+        depth: int = 16,
+        threads: int = 4,
+        bounce_buffers: int = 8,
+        timeout_s: float = 60.0,
+        segment_bytes: int | None = None,
+        max_errors: int = 8,
+        faults: bool = False,
+        log: bool = False,
+    ) -> None:
+        if durability not in ("scratch", "process", "power"):
+            raise ConfigError("disk tier: durability", got=durability, limit="scratch, process or power")
+        if engine not in ("auto", "io_uring", "threads"):
+            raise ConfigError("disk tier: engine", got=engine, limit="auto, io_uring or threads")
+        for field, value, least in (
+            ("depth", depth, 1),
+            ("threads", threads, 1),
+            ("bounce_buffers", bounce_buffers, 1),
+        ):
+            if not least <= value <= 1024:
+                raise ConfigError(f"disk tier: {field}", got=value, limit=f"{least} to 1024")
+        listed = [directories] if isinstance(directories, str | Path) else list(directories)
+        if not listed:
+            raise ConfigError("disk tier: directories", got="none", limit="at least one")
+        self.directories = [Path(directory).absolute() for directory in listed]
+        self.durability: Durability = durability
+        self._root = self.directories[0]
+        self._timeout_s = timeout_s
+        self._owner = os.getpid()
+        self._closed = False
+        self._logging = log
+        for directory in self.directories:
+            disk_files.make_directory(directory)
+        self._lock = _core.WriterLock(str(self._root))
+        self._store = self._next_epoch()
+        self.core = _core.Disk(
+            directories=[str(path / f"drive{number}") for number, path in enumerate(self.directories)],
+            capacity_bytes=capacity_bytes,
+            segment_bytes=segment_bytes or 0,
+            uuid=bytes.fromhex(self._store.uuid),
+            epoch=self._store.epoch,
+            next_sequence=self._store.next_sequence,
+            durability=durability,
+            engine=engine,
+            direct=direct,
+            depth=depth,
+            threads=threads,
+            bounce_buffers=bounce_buffers,
+            timeout_s=timeout_s,
+            max_errors=max_errors,
+            faults=faults,
+            log=log,
+        )
+        self._capacity_bytes = self.core.capacity_bytes
+        self._index: DiskIndex | None = None
+        self._index_error: Exception | None = None
+        self._thread: threading.Thread | None = None
+        self.refused_files: list[str] = self.core.open_existing(durability != "scratch")
+        if durability != "scratch":
+            self._open_index(capacity_bytes)
+        self._say_once()
+
+    # ---- opening ----
+
+    def _next_epoch(self) -> disk_files.StoreFile:
+        store = disk_files.read_store_file(self._root) or disk_files.new_store_file()
+        if self.durability == "scratch" and store.durability != "scratch":
+            raise ConfigError(
+                f"disk tier: {self._root} holds pages that outlive a process",
+                got="durability scratch",
+                limit=f"durability {store.durability}",
+                remedy="open it with that durability, name another directory, or remove this store",
+            )
+        if store.drives != len(self.directories) and store.epoch > 0:
+            raise ConfigError(
+                f"disk tier: {self._root} was made with other directories",
+                got=len(self.directories),
+                limit=store.drives,
+                remedy="name the same directories in the same order",
+            )
+        self._was = disk_files.StoreFile(**vars(store))
+        store.epoch += 1
+        store.durability = self.durability
+        store.drives = len(self.directories)
+        store.boot_id = disk_files.boot_id()
+        store.index_crc = None
+        disk_files.write_store_file(self._root, store, sync=self.durability == "power")
+        return store
+
+    def _open_index(self, capacity_bytes: int) -> None:
+        path = self._root / "index"
+        power = self.durability == "power"
+        # Without syncs a reboot may have torn the index and the records alike; only the segments prove themselves.
+        trusted = self._was.durability == "power" or self._was.boot_id == self._store.boot_id
+        fresh = not trusted or not is_sound(path, self._was.index_crc)
+        if fresh:
+            remove_index(path)
+        self._index = DiskIndex(path, capacity_bytes, sync=power)
+        refused = [digest for digest, value in self._index.entries() if not self._adopt(digest, value)]
+        if refused:
+            self._index.delete(refused)
+        self._thread = threading.Thread(target=self._write_index, name="tiercache-index", daemon=True)
+        self._thread.start()
+        if fresh and self._was.epoch > 0 and self._was.durability != "scratch":
+            _log.warning(
+                "disk tier: the index of %s is gone or damaged; rebuilding it from the segments", self._root
+            )
+            self.rebuild()
+
+    def _adopt(self, digest: bytes, value: bytes) -> bool:
+        try:
+            return self.core.adopt(value) == "" and _core.index_fields(value)[0][0] == digest
+        except TierCacheError:
+            return False
+
+    def _say_once(self) -> None:
+        for line in self.refused_files:
+            _log.warning("disk tier: not used: %s", line)
+        for number, rung in enumerate(drive["rung"] for drive in self.core.stats()["drives"]):
+            _log.info("disk tier: drive %d of %s: %s", number, self._root, rung)
+
+    def rebuild(self) -> tuple[int, int, list[str]]:
+        """Adopts every valid persistent record of the segments. Returns records found, adopted, and what was bad."""
+        found, adopted, _, bad = self.core.scan(self.core.segment_ids())
+        return found, adopted, bad
+
+    # ---- the index's thread ----
+
+    def _write_index(self) -> None:
+        assert self._index is not None
+        try:
+            while True:
+                changes = self.core.take_changes(_BATCH, 0.5, _GATHER_S)
+                if changes:
+                    self.core.confirm_changes(self._commit(changes))
+        except StoreClosedError:
+            return
+
+    def _commit(self, changes: list[tuple[bytes, int, bytes | None]]) -> bool:
+        assert self._index is not None
+        if self._logging:
+            lines = [
+                digest + sequence.to_bytes(8, "little") + (value or b"")
+                for digest, sequence, value in changes
+            ]
+            self.core.mark_log("commit", b"".join(len(line).to_bytes(4, "little") + line for line in lines))
+        try:
+            self._index.apply(changes)
+        except Exception as error:  # disk full, map full, I/O: a miss for a later process, nothing else
+            if self._index_error is None:
+                _log.warning("disk tier: the index of %s cannot be written: %s", self._root, error)
+            self._index_error = error
+            time.sleep(_INDEX_RETRY_S)
+            return False
+        self._index_error = None
+        if self._logging:
+            self.core.mark_log("committed", b"")
+        return True
+
+    # ---- the contract ----
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Budget of the segment files."""
+        return self._capacity_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all slots, record headers and padding included."""
+        return 0 if self._closed else self.core.used_bytes
+
+    def reserve(self, num_bytes: int) -> Slot:
+        """Room for `num_bytes`. Raises TierFullError with need, have and remedy."""
+        if num_bytes < 1:
+            raise ConfigError("disk tier: reserve", got=num_bytes, limit="1 byte or more")
+        return Slot(self.core.reserve(num_bytes), num_bytes)
+
+    def write(self, slot: Slot, data: ByteArray, meta: PageMeta) -> None:
+        """Writes the record; it is readable when this returns."""
+        if data.size != meta.stored_bytes:
+            raise PageStateError("disk tier: write of another size", got=data.size, limit=meta.stored_bytes)
+        self.core.write(slot.handle, data, meta)
+
+    def read(self, slot: Slot, out: ByteArray, meta: PageMeta) -> None:
+        """Fills `out`. Raises PageCorruptError with the reason; the record then stays out of use."""
+        if out.size != meta.stored_bytes:
+            raise PageStateError("disk tier: read of another size", got=out.size, limit=meta.stored_bytes)
+        self.core.read(slot.handle, out, meta)
+
+    def free(self, slot: Slot) -> None:
+        """Ends a slot and deletes its record. After close() this does nothing."""
+        try:
+            self.core.free(slot.handle)
+        except StoreClosedError:
+            return
+
+    def lookup(self, digest: bytes) -> tuple[Slot, PageMeta] | None:
+        """The persistent record of this key, written by this process or an earlier one."""
+        found = self.core.lookup(digest)
+        if found is None:
+            return None
+        meta = meta_of(found[1])
+        return Slot(found[0], meta.stored_bytes), meta
+
+    def remove(self, digest: bytes) -> bool:
+        """Deletes the persistent record of this key. False when there is none."""
+        return self.core.remove(digest)
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Returns once every record and deletion so far is as durable as `durability` promises.
+
+        Raises:
+            TierIOError: the index cannot be written.
+            StoreTimeoutError: the deadline passed.
+        """
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        if self.core.flush(limit_s):
+            return
+        if self._index_error is not None:
+            raise TierIOError(
+                "disk tier: flush", got=self._index_error, remedy="free disk space"
+            ) from self._index_error
+        raise StoreTimeoutError("disk tier: flush", limit=f"{limit_s} s")
+
+    def stats(self) -> dict[str, Any]:
+        """Counters: sizes, misses by reason, and the rung and bandwidth of each drive."""
+        return {**self.core.stats(), "durability": self.durability, "refused_files": list(self.refused_files)}
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError when slots, extents and files do not add up."""
+        if self._closed:
+            return
+        try:
+            self.core.check_integrity()
+        except PageStateError as error:
+            raise AssertionError(str(error)) from error
+
+    def close(self) -> None:
+        """Ends threads and files. Bounded by `timeout_s`, even when a drive hangs. In a forked child, does nothing."""
+        if self._closed or os.getpid() != self._owner:
+            return
+        self._closed = True
+        try:
+            self.core.journal_hits()
+            self.core.flush(min(self._timeout_s, 10.0))
+            self._store.next_sequence = self.core.next_sequence
+        except TierCacheError as error:
+            _log.warning("disk tier: close of %s: %s", self._root, error)
+        calm = self.core.close(self._timeout_s)
+        if not calm:
+            _log.warning(
+                "disk tier: close of %s: I/O was still in flight after %s s", self._root, self._timeout_s
+            )
+        if self._thread is not None:
+            self._thread.join(self._timeout_s)
+        if self._index is not None and calm:
+            self._index.close()
+            self._store.index_crc = index_crc(self._root / "index")
+        self._end_files()
+        del self._lock
+
+    def _end_files(self) -> None:
+        try:
+            if self.durability == "scratch":
+                for number, directory in enumerate(self.directories):
+                    for path in (directory / f"drive{number}").glob("[0-9]*.seg"):
+                        path.unlink()
+            disk_files.write_store_file(self._root, self._store, sync=self.durability == "power")
+        except (OSError, TierIOError) as error:
+            _log.warning("disk tier: close of %s: %s", self._root, error)
+
+
+def meta_of(fields: tuple[Any, ...]) -> PageMeta:
+    """PageMeta from the fields of a record, as the core gives them."""
+    digest, namespace, dtype, shape, codec, raw_bytes, stored_bytes, key, persistent = fields
+    return PageMeta(
+        digest,
+        namespace,
+        dtype,
+        shape,
+        codec,
+        raw_bytes,
+        stored_bytes,
+        None if key is None else PageKey(*key),
+        persistent,
+    )

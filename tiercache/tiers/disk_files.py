@@ -1,0 +1,129 @@
+"""The small files beside the segments: STORE, and the directories themselves.
+
+root/STORE          what the store is: uuid, epoch, durability; JSON
+root/LOCK           held by the writer
+root/index/         LMDB
+directory/driveN/   segment files, of the N-th directory; root is the first one
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tiercache.errors import ConfigError, PageCorruptError, TierIOError
+
+FORMAT = 1
+_MAX_STORE_BYTES = 1 << 16
+
+
+@dataclass(kw_only=True)
+class StoreFile:
+    """Content of STORE.
+
+    Attributes:
+        uuid: 32 hexadecimal digits, in every segment and record header.
+        epoch: counts the opens for writing; a segment keeps the one it was made in.
+        next_sequence: no record of this store has this number or a higher one, after a clean close.
+        durability: of the last writer.
+        boot_id: of the kernel under the last writer: what was not synced is gone when it changed.
+        index_crc: CRC32C of the index after a clean close; None while a writer has it open.
+        drives: number of directories.
+    """
+
+    uuid: str
+    epoch: int = 0
+    next_sequence: int = 1
+    durability: str = "scratch"
+    boot_id: str = ""
+    index_crc: int | None = None
+    drives: int = 1
+    format: int = FORMAT
+
+
+def boot_id() -> str:
+    """The kernel's name for this boot; empty where it has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def make_directory(path: Path, mode: int = 0o700) -> None:
+    """Makes `path` and its parents. Raises ConfigError for what is no directory, TierIOError otherwise."""
+    try:
+        path.mkdir(mode=mode, parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        remedy = "name a directory, not a file"
+        raise ConfigError(f"disk tier: {path} is not a directory", remedy=remedy) from error
+    except OSError as error:
+        raise io_error(f"disk tier: making {path}", error) from error
+
+
+def io_error(what: str, error: OSError, remedy: str | None = None) -> TierIOError:
+    """TierIOError with the operating system's number."""
+    made = TierIOError(what, got=error.strerror, remedy=remedy)
+    made.errno = error.errno
+    return made
+
+
+def read_store_file(root: Path) -> StoreFile | None:
+    """STORE of this root, or None when there is none. Raises PageCorruptError when it is not what we wrote."""
+    path = root / "STORE"
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise io_error(f"disk tier: open of {path}", error, "remove it if it is not a store's") from error
+    with os.fdopen(handle, "rb") as file:
+        text = file.read(_MAX_STORE_BYTES + 1)
+    remedy = "name another directory, or remove this store"
+    try:
+        if len(text) > _MAX_STORE_BYTES:
+            raise ValueError("too long")
+        found = json.loads(text)
+        if found.get("format") != FORMAT:
+            raise ConfigError(
+                f"disk tier: {path} is of another version",
+                got=found.get("format"),
+                limit=FORMAT,
+                remedy=remedy,
+            )
+        store = StoreFile(**found)
+        numbers = (store.epoch, store.next_sequence, store.drives, store.index_crc or 0)
+        if len(bytes.fromhex(store.uuid)) != 16 or not all(
+            isinstance(n, int) and 0 <= n < 1 << 62 for n in numbers
+        ):
+            raise ValueError("impossible field")
+    except (ValueError, TypeError, AttributeError) as error:
+        raise PageCorruptError(f"disk tier: {path} is damaged", got=error, remedy=remedy) from error
+    return store
+
+
+def write_store_file(root: Path, store: StoreFile, *, sync: bool) -> None:
+    """Replaces STORE in one step; `sync`: it survives a power cut when this returns."""
+    fresh = root / "STORE.new"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        handle = os.open(fresh, flags, 0o600)
+        with os.fdopen(handle, "w") as file:
+            json.dump(asdict(store), file)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        fresh.rename(root / "STORE")
+        if sync:
+            folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+            os.fsync(folder)
+            os.close(folder)
+    except OSError as error:
+        raise io_error(f"disk tier: writing {root / 'STORE'}", error) from error
+
+
+def new_store_file() -> StoreFile:
+    """STORE of a store that has never been."""
+    return StoreFile(uuid=secrets.token_hex(16))
