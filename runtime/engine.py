@@ -84,15 +84,15 @@ class Engine:
         return make_step(
             tree,
             collect_terms(tree, rows),
-            namespace=self._namespace(),
+            namespace=self._namespace(tree.longest_row),
             constants=frozenset() if window is None else constant_nodes(tree, window),
             graph=self.store.new_graph(),
             dtype=self.dtype,
         )
 
-    def _namespace(self) -> bytes:
+    def _namespace(self, longest_row: int) -> bytes:
         """Digest of all that a page's values depend on beside its tokens."""
-        digest = hashlib.blake2b(self.adapter.identity())
+        digest = hashlib.blake2b(self.adapter.identity() + self.adapter.identity_of_length(longest_row))
         for parameter in self.model.parameters():
             digest.update(struct.pack("<qq", parameter.data_ptr(), parameter._version))  # noqa: SLF001
         return digest.digest()
@@ -100,8 +100,7 @@ class Engine:
     @contextmanager
     def running(self, step: Step, sums: ParameterSums) -> Iterator[None]:
         """The model on the stand-ins of `sums`, its attention led here."""
-        longest = max(node.end for node in step.tree.nodes)
-        with sums.installed(), self.adapter.attached(longest):
+        with sums.installed(), self.adapter.attached(step.tree.longest_row):
             yield
 
     def shape(self, sums: ParameterSums) -> Shape:

@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from tiercache.errors import PageMissingError, StoreClosedError
 from tiercache.runtime.adapters import create_adapter
+from tiercache.runtime.adapters.check import NODE_TOKENS, check_model
 from tiercache.runtime.engine import Engine
 from tiercache.runtime.kernels import accumulator_dtype
 from tiercache.runtime.losses import LossFn, row_loss
@@ -21,6 +22,9 @@ from tiercache.runtime.pages import StepPages
 from tiercache.runtime.report import StepReport
 from tiercache.runtime.rows import Row, TokenRow, check_batch, check_rows
 from tiercache.runtime.step import Step
+from tiercache.store import open_store
+
+PROOF_BYTES = 1 << 30  # budget of the proof's pages: a few dozen tokens of any model
 
 
 class BranchReplay:
@@ -43,6 +47,8 @@ class BranchReplay:
         self.adapter = create_adapter(model)
         self.engine = Engine(model, self.adapter, store, self.options)
         self.report: StepReport | None = None
+        if self.options.check_model:
+            check_model(self.adapter, _proof_scores, share_dropout=self.options.share_dropout)
 
     def backward(self, rows: Sequence[Row], loss_fn: LossFn) -> StepReport:
         """Adds the gradient of the sum of the rows' losses to the parameters' `.grad`.
@@ -137,6 +143,15 @@ class BranchReplay:
             return values
         result: torch.Tensor = _LogProbs.apply(run, values, *run.sums.parameters)
         return result
+
+
+def _proof_scores(model: nn.Module, input_ids: torch.Tensor, scored: torch.Tensor) -> torch.Tensor:
+    """Log-probs of a proof's rows as a tree of small nodes, over a store of their own."""
+    with open_store(device=PROOF_BYTES) as store, torch.no_grad():
+        replay = BranchReplay(
+            model, store, check_model=False, min_shared_tokens=1, max_node_tokens=NODE_TOKENS
+        )
+        return replay.logprobs(input_ids, None, scored)
 
 
 class _Run:

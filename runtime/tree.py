@@ -72,6 +72,11 @@ class Tree:
         return [node.index for node in self.nodes if node.parent < 0]
 
     @property
+    def longest_row(self) -> int:
+        """Tokens of the longest path."""
+        return max(node.end for node in self.nodes)
+
+    @property
     def num_inner_tokens(self) -> int:
         """Tokens of captured nodes."""
         return sum(len(node.tokens) for node in self.nodes if not node.is_leaf)

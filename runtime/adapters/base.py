@@ -44,7 +44,7 @@ class Router:
         """[1, H, T, Dv]; `layer` identifies the layer, shapes as in `page_attention`."""
         if self.frame is None:
             raise ConfigError(
-                f"attention layer {name} was called outside a visit",
+                f"attention of {name} was called outside a visit",
                 remedy="call the model through BranchReplay, or switch its attention back",
             )
         spec = self.specs.get(layer)
@@ -110,6 +110,29 @@ class ModelAdapter(ABC):
     @abstractmethod
     def identity(self) -> bytes:
         """What, beside the parameters, the forward depends on: configuration, adapters, modes."""
+
+    def identity_of_length(self, longest_row: int) -> bytes:
+        """What of a forward depends on the step's longest row; nothing in most models."""
+        del longest_row
+        return b""
+
+    def dense_logits(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """[T, V] logits of one whole row [1, T], run outside a step as its user runs the model."""
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
+        return self.project(self.hidden(input_ids, positions)[0])
+
+    def refuse_unsupported(self) -> None:
+        """Raises ModelRefusedError, naming the layer, for what is known to be wrong without running the model."""
+        return
+
+    def twin(self) -> ModelAdapter | None:
+        """The adapter of a tiny model of the same class whose limits on length are shrunk; None without one."""
+        return None
+
+    @property
+    def described(self) -> str:
+        """What a proof of this model says about it."""
+        return type(self.model).__name__
 
     @contextmanager
     def attached(self, longest_row: int) -> Iterator[None]:

@@ -7,6 +7,7 @@ holds.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,12 +18,15 @@ from torch import nn
 
 from tiercache.errors import ModelRefusedError
 from tiercache.runtime.adapters.base import ModelAdapter
-from tiercache.runtime.frame import Frame, PageStore, Piece
+from tiercache.runtime.frame import Frame, Piece
 
 _NUM_TOKENS = 11
 _CHANGED = 4  # the token that differs between the two runs
 _RELATIVE = {torch.float64: 1e-5, torch.float32: 1e-4}  # batch-dependent rounding stays far below
 _RELATIVE_HALF = 0.05
+
+
+Call = tuple[list[torch.Tensor], list[torch.Tensor]]
 
 
 @dataclass(slots=True)
@@ -31,11 +35,13 @@ class _Watch:
 
     Attributes:
         running: names of the modules that are running, outermost first.
-        seen: of every call that ended, the module's name, per-token inputs and outputs; innermost first.
+        calls: of each module that ended.
+        seen: per-token inputs and outputs of every call that ended, innermost first, by module and count.
     """
 
     running: list[str] = field(default_factory=list)
-    seen: list[tuple[str, list[torch.Tensor], list[torch.Tensor]]] = field(default_factory=list)
+    calls: Counter[str] = field(default_factory=Counter)
+    seen: dict[tuple[str, int], Call] = field(default_factory=dict)
 
     @contextmanager
     def on(self, model: nn.Module) -> Iterator[None]:
@@ -47,7 +53,8 @@ class _Watch:
 
             def leave(_: nn.Module, args: Any, kwargs: Any, output: Any, name: str = name) -> None:
                 self.running.pop()
-                self.seen.append((name, _per_token((args, kwargs)), _per_token(output)))
+                self.calls[name] += 1
+                self.seen[name, self.calls[name]] = (_per_token((args, kwargs)), _per_token(output))
 
             handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
             handles.append(module.register_forward_hook(leave, with_kwargs=True))
@@ -68,12 +75,11 @@ def _per_token(value: Any) -> list[torch.Tensor]:
     return [t for item in value for t in _per_token(item)] if isinstance(value, list | tuple) else []
 
 
-def refuse_hidden_mixing(adapter: ModelAdapter, pages: PageStore) -> None:
+def refuse_hidden_mixing(adapter: ModelAdapter) -> None:
     """Raises where a module mixes tokens without the attention function.
 
     Args:
         adapter: of a model whose attention function is bound; its parameters are not changed.
-        pages: receives nothing: no token of the probe has an ancestor.
 
     Raises:
         ModelRefusedError: names the module, or the one whose forward failed without a causal mask.
@@ -81,8 +87,9 @@ def refuse_hidden_mixing(adapter: ModelAdapter, pages: PageStore) -> None:
     first = torch.arange(1, _NUM_TOKENS + 1) % adapter.vocab_size
     second = first.clone()
     second[_CHANGED] = (second[_CHANGED] + adapter.vocab_size // 2) % adapter.vocab_size
-    before, after = _run(adapter, pages, first), _run(adapter, pages, second)
-    for (name, inputs, outputs), (_, other_inputs, other_outputs) in zip(before, after, strict=False):
+    before, after = _run(adapter, first), _run(adapter, second)
+    for (name, call), (inputs, outputs) in before.items():
+        other_inputs, other_outputs = after.get((name, call), ([], []))
         if _leak(outputs, other_outputs) and not _leak(inputs, other_inputs):
             module = adapter.model.get_submodule(name)
             raise ModelRefusedError(
@@ -101,11 +108,10 @@ def _leak(before: list[torch.Tensor], after: list[torch.Tensor]) -> bool:
     return False
 
 
-def _run(
-    adapter: ModelAdapter, pages: PageStore, ids: torch.Tensor
-) -> list[tuple[str, list[torch.Tensor], list[torch.Tensor]]]:
+def _run(adapter: ModelAdapter, ids: torch.Tensor) -> dict[tuple[str, int], Call]:
     pieces = [Piece(i, b"", i, i + 1, 0) for i in range(_NUM_TOKENS)]
-    frame = Frame(pages, 0, pieces, [], adapter.device, "score")
+    nothing: Any = None  # no token of the probe has an ancestor, so no page is read or written
+    frame = Frame(nothing, 0, pieces, [], adapter.device, "score")
     positions = torch.zeros(1, _NUM_TOKENS, dtype=torch.int64, device=adapter.device)
     watch = _Watch()
     with adapter.attached(1), adapter.router.running(frame), watch.on(adapter.model), torch.no_grad():

@@ -10,10 +10,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 
 from tiercache.errors import ConfigError, ModelRefusedError
 from tiercache.runtime.adapters.base import ModelAdapter, Router, without_peft
+from tiercache.runtime.adapters.rotary import fixed_frequencies, moving_tables
+from tiercache.runtime.adapters.twin import LIMIT, build_twin, named_lengths
+from tiercache.runtime.adapters.unsupported import refuse_unsupported
 
 NAME = "tiercache"
 _routers: weakref.WeakKeyDictionary[nn.Module, Router] = weakref.WeakKeyDictionary()
@@ -74,6 +77,19 @@ class _Given:
         return None
 
 
+def _base_model(causal: Any) -> nn.Module:
+    """The part of a causal LM that gives last hidden states."""
+    base: nn.Module = causal.base_model
+    if base is causal:  # classes whose base_model_prefix names what only their multimodal kin has
+        base = next((m for m in causal.children() if isinstance(m, PreTrainedModel)), causal)
+    if base is causal or causal.get_output_embeddings() is None:
+        raise ModelRefusedError(
+            f"{type(causal).__name__} has no language-model head",
+            remedy="load it with AutoModelForCausalLM",
+        )
+    return base
+
+
 class TransformersAdapter(ModelAdapter):
     """A `PreTrainedModel` with a language-model head, bare or inside a PEFT model.
 
@@ -86,15 +102,9 @@ class TransformersAdapter(ModelAdapter):
         self.router = Router()
         inner: Any = without_peft(model)
         self._causal = inner
-        if inner.base_model is inner or inner.get_output_embeddings() is None:
-            raise ModelRefusedError(
-                f"{type(inner).__name__} has no language-model head",
-                remedy="load it with AutoModelForCausalLM",
-            )
-        self._base: nn.Module = inner.base_model
+        self._base: nn.Module = _base_model(inner)
         self._dummy_ids = torch.zeros(1, 1, dtype=torch.int64)
-        for module in inner.modules():
-            _routers[module] = self.router
+        self._limits: dict[str, int] = {}
         self._configs = list(
             {id(c): c for m in inner.modules() if (c := getattr(m, "config", None)) is not None}.values()
         )
@@ -113,7 +123,7 @@ class TransformersAdapter(ModelAdapter):
     @property
     def layers(self) -> list[nn.Module]:
         """The base model's decoder layers."""
-        lists = [m for m in self._base.modules() if isinstance(m, nn.ModuleList)]
+        lists: list[nn.ModuleList] = [m for m in self._base.modules() if isinstance(m, nn.ModuleList)]
         stacks = [m for m in lists if any(hasattr(part, "layer_idx") for part in m.modules())]
         return list(max(stacks, key=lambda stack: len(stack))) if stacks else []
 
@@ -125,13 +135,60 @@ class TransformersAdapter(ModelAdapter):
     def project(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, V], by the causal LM's own forward over a stand-in for its base model."""
         given = _Given(hidden[None])
-        self._base.forward = lambda *_, **__: given  # hides the class's method until it is deleted
+        taken: list[_Given] = []
+
+        def give(*_: Any, **__: Any) -> _Given:
+            taken.append(given)
+            return given
+
+        wrapped = self._base.__dict__.get("forward")  # what a device map's hooks put there
+        self._base.forward = give  # hides the class's method until it is deleted
         try:
             output = self._causal(input_ids=self._dummy_ids, use_cache=False)
+        except ConfigError as error:
+            if taken:
+                raise
+            raise self._no_seam() from error
         finally:
             del self._base.forward
+            if wrapped is not None:
+                self._base.forward = wrapped
+        if not taken:
+            raise self._no_seam()
         logits: torch.Tensor = output.logits[0]
         return logits
+
+    def _no_seam(self) -> ModelRefusedError:
+        return ModelRefusedError(
+            f"{type(self._causal).__name__} does not call its base model {type(self._base).__name__}, so its head "
+            "cannot be run on hidden states",
+            remedy="use a causal LM that calls its base model as a whole",
+        )
+
+    def dense_logits(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """[T, V], by the model's own forward and its own attention."""
+        logits: torch.Tensor = self.model(input_ids=input_ids, use_cache=False).logits[0]
+        return logits
+
+    def refuse_unsupported(self) -> None:
+        """Refuses cross attention, shared keys and values, and auxiliary losses of experts."""
+        refuse_unsupported(self._causal)
+
+    def twin(self) -> TransformersAdapter:
+        """The adapter of a tiny model of the same class."""
+        twin = TransformersAdapter(build_twin(self._causal))
+        twin._limits = named_lengths(self._causal.config)
+        return twin
+
+    @property
+    def described(self) -> str:
+        """The class, and the limits that were shrunk for the proof."""
+        shrunk = "".join(f", {name} {LIMIT} instead of {value}" for name, value in self._limits.items())
+        return type(self._causal).__name__ + shrunk
+
+    def identity_of_length(self, longest_row: int) -> bytes:
+        """The row that moving rotary tables are fixed for."""
+        return str(longest_row).encode() if moving_tables(self._causal) else b""
 
     def identity(self) -> bytes:
         """Configuration, module modes and which adapters are on."""
@@ -144,12 +201,19 @@ class TransformersAdapter(ModelAdapter):
     @contextmanager
     def attached(self, longest_row: int) -> Iterator[None]:
         """Switches every configuration of the model to the attention function of this file, for a step."""
-        del longest_row
         before = [config._attn_implementation for config in self._configs]  # noqa: SLF001
+        bound = {module: _routers.get(module) for module in self._causal.modules()}
         for config in self._configs:
             config._attn_implementation_internal = NAME  # noqa: SLF001
+        _routers.update(dict.fromkeys(bound, self.router))
         try:
-            yield
+            with fixed_frequencies(self._causal, longest_row):
+                yield
         finally:
             for config, name in zip(self._configs, before, strict=True):
                 config._attn_implementation_internal = name  # noqa: SLF001
+            for module, router in bound.items():
+                if router is None:
+                    del _routers[module]
+                else:
+                    _routers[module] = router

@@ -19,6 +19,7 @@ from tiercache.errors import ModelRefusedError
 LIMIT = 16  # tokens; what every length that the configuration names becomes
 _VOCAB = 128
 _MOST_LAYERS = 8
+_MOST_PARAMETERS = 200_000_000
 _LENGTHS = ("sliding_window", "attention_chunk_size", "original_max_position_embeddings", "local_window_size")
 _HEADS = ("num_attention_heads", "n_head", "n_heads")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads")
@@ -45,10 +46,12 @@ def build_twin(model: Any) -> Any:
     for shrink in (_shrink_all, _shrink_depth):
         config = copy.deepcopy(model.config)
         try:
-            shrink(config)
+            shrink(config.get_text_config())
+            config._attn_implementation = "eager"  # noqa: SLF001
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)
-                twin = type(model)(config).float().cpu().eval()
+                torch.default_generator.manual_seed(0)
+                _refuse_large(type(model), config)
+                twin = type(model)(config).float().eval()
                 _redraw(twin)
         except Exception as error:  # any constructor may refuse any field: the next shape is tried
             failures.append(f"{type(error).__name__}: {error}")
@@ -61,9 +64,18 @@ def build_twin(model: Any) -> Any:
     )
 
 
+def _refuse_large(model_class: Any, config: Any) -> None:
+    """Counts parameters before they exist: what was not shrunk may be as large as the user's model."""
+    with torch.device("meta"):
+        size = sum(p.numel() for p in model_class(config).parameters())
+    if size > _MOST_PARAMETERS:
+        raise ValueError(f"it would still have {size} parameters")
+
+
 def named_lengths(config: Any) -> dict[str, int]:
     """Every limit on length that a configuration names, with its value."""
     found = {}
+    config = config.get_text_config()
     for place, fields in _tables(config):
         for name in _LENGTHS:
             value = fields.get(name)

@@ -64,10 +64,10 @@ def test_fp32(name):
 @pytest.mark.long
 @pytest.mark.parametrize("activations", ["layer_inputs", "recompute"])
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("tree", trees.NAMES)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_whole_product(name, tree, mode, activations):
-    _compare(name, tree, mode, activations)
+def test_whole_product(name, mode, activations):
+    for tree in trees.NAMES:
+        _compare(name, tree, mode, activations)
 
 
 def _compare(name, tree, mode, activations):

@@ -1,8 +1,8 @@
 """One side of the demo, in a process of its own: `python -m tiercache.cli.demo.side dense|tiercache FOLDER`.
 
 Reads FOLDER/settings.json. Says on stdout what it does, one JSON object a line: {"done": rows, "total":
-rows}, or {"error": name of a class of tiercache.errors, "message": text}. Leaves SIDE.json with what was measured,
-SIDE.gradient (fp32, all trainable parameters in their order) and SIDE.logps (fp32, [rows, tail]).
+rows}, or {"error": name of a class of tiercache.errors, "message": text}. Leaves SIDE.json with what was
+measured, SIDE.gradient (fp32, all trainable parameters in their order) and SIDE.logps (fp32, [rows, tail]).
 """
 
 from __future__ import annotations
