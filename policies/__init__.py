@@ -14,7 +14,21 @@ if TYPE_CHECKING:
     from tiercache.policies.engine import Hooks, OnlinePolicy
 
 POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "fifo": ("fifo", {}),
     "lru": ("lru", {}),
+    "clock": ("clock", {}),
+    "sieve": ("sieve", {}),
+    "lfu": ("lfu", {}),
+    "slru": ("slru", {}),
+    "2q": ("twoq", {}),
+    "arc": ("arc", {}),
+    "s3fifo": ("s3fifo", {}),
+    "s3fifo_2023": ("s3fifo", {"current": False}),
+    "lirs": ("lirs", {}),
+    "gdsf": ("gdsf", {}),
+    "wtinylfu": ("wtinylfu", {}),
+    "belady": ("belady", {}),
+    "belady_bypass": ("belady", {"bypass": True}),
     "planned": ("planned", {}),
 }
 """Name -> file of hooks and the parameters that make the variant."""

@@ -10,7 +10,8 @@ A policy is a Python file of plain functions that numba compiles together with t
     admit(R, M, F, k, now) -> bool        optional: whether k, missed, may become resident
     on_remove(R, M, F, k, now)            optional: k is forgotten, ghosts too; by default on_evict to nowhere
     on_next_use(R, M, F, k, when, now)    optional: k's next use became known; the old one is still in R[k]
-    on_advance(R, M, F, now)              optional: time went on; called before the request at `now`
+    on_advance(R, M, F, now)              optional: time went on by one, to `now`
+    on_resize(R, M, F, k, delta)          optional: k grew by delta bytes (its list knows)
 
 R is the record array of `ENTRY`, indexed by dense id; M the int64 and F the float64 meta words. The engine
 owns `size`, `cost`, `next_use`, `lease`, `tier`, `resident`, `seen` and the words below 32; the rest is the
@@ -63,13 +64,15 @@ REQUEST = np.dtype(
 NEVER = 1 << 62
 
 # Operations of a request.
-GET, PUT, REMOVE, LEASE, RELEASE, TAKE, INSERT, HIT, VICTIMS, EVICT, NEXT_USE, RUN = range(12)
+GET, PUT, REMOVE, LEASE, RELEASE, TAKE, INSERT, HIT, VICTIMS, EVICT, NEXT_USE, ADVANCE, RUN = range(13)
 
 # The engine's words of M.
 CAPACITY, USED, LEASED, COUNT, NOW, INCOMING, ROUND, ERROR, ERROR_ID = range(9)
 ADMISSION, ADMISSION_LIMIT, FLAGS = 9, 10, 11
 HITS, MISSES, HIT_BYTES, MISS_BYTES, EVICTIONS, EVICTED_BYTES, REFUSED, REFUSED_BYTES = range(12, 20)
-EVENTS, ADMIT_CLOCK = 20, 21
+EVENTS, ADMIT_CLOCK, INSERTS, INSERTED_BYTES, LOOKUP = range(20, 25)
+MAY_REFUSE = 26  # 1 while the incoming entry may stay out: a policy's victim may then be that entry
+OVER = 25  # bytes that the policy wants to give up though there is room; a trace's run does, a store does not
 LISTS = 32  # eight lists of four words: head, tail, bytes, count
 WORDS = 64  # sixteen words of the policy
 SCRATCH = 80  # as many more as the policy's `scratch` asked for

@@ -1,10 +1,10 @@
 """One engine, online and offline: a policy's hooks compiled into one function, and the store's policy object.
 
 Implementation notes. numba compiles `kernel.step` once a policy; every operation of the store and every run
-of the simulator goes through that one machine function, so both are the same code. The copy's qualified name
-carries a digest of all sources that went in, because numba's compile cache looks at the outermost function's
-file alone. Rejected: closures over dispatchers (numba's cache never hits), a jitclass or tuples of arrays
-(several us a call).
+of the simulator goes through that one machine function, so both are the same code. The copy's qualified
+name carries a digest of all sources that went in, because numba's compile cache looks at the outermost
+function's file alone. Rejected: closures over dispatchers (numba's cache never hits), a jitclass or tuples
+of arrays (several us a call).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from numba import types
 
 from tiercache.errors import PolicyError
-from tiercache.policies import base, kernel
+from tiercache.policies import base, defaults, kernel
 
 HOOKS: dict[str, tuple[str, ...]] = {
     "on_insert": ("R", "M", "F", "k", "now"),
@@ -34,12 +34,10 @@ HOOKS: dict[str, tuple[str, ...]] = {
     "on_remove": ("R", "M", "F", "k", "now"),
     "on_next_use": ("R", "M", "F", "k", "when", "now"),
     "on_advance": ("R", "M", "F", "now"),
+    "on_resize": ("R", "M", "F", "k", "delta"),
 }
 REQUIRED = ("on_insert", "on_hit", "on_evict", "victim")
-PARTS = (
-    "emit", "leave", "enter", "forget", "choose", "select", "make_room",
-    "admitted", "resize", "hit", "fetch", "lookup", "apply",
-)  # fmt: skip
+PARTS = ("leave", "enter", "forget", "free", "resize", "lookup", "manage")
 _ENTRIES = numba.from_dtype(base.ENTRY)[::1]
 _REQUESTS = numba.from_dtype(base.REQUEST)[::1]
 _META = (_ENTRIES, types.int64[::1], types.float64[::1])
@@ -108,12 +106,17 @@ def _digest(path: str) -> str:
 def build(hooks: Hooks) -> Any:
     """The policy's `step`, compiled or read from numba's cache. Raises PolicyError, naming a bad hook."""
     hooks.validate()
-    options = {"nogil": True, "error_model": "numpy", "boundscheck": hooks.checked}
-    namespace = dict(vars(kernel))
+    options = {
+        "no_cpython_wrapper": True,
+        "no_cfunc_wrapper": True,
+        "nogil": True,
+        "error_model": "numpy",
+        "boundscheck": hooks.checked,
+    }
+    namespace = {**vars(defaults), **vars(kernel)}
     for name in HOOKS:
-        hook = getattr(hooks.module, name, getattr(kernel, name))
-        if hook is getattr(kernel, name):  # a default: its own globals must be this namespace
-            hook = FunctionType(hook.__code__, namespace, name)
+        default = getattr(defaults, name)
+        hook = getattr(hooks.module, name, FunctionType(default.__code__, namespace, name))
         namespace[name] = numba.njit(hook, **options)
     for name in PARTS:
         part = FunctionType(getattr(kernel, name).__code__, namespace, name)
@@ -124,7 +127,7 @@ def build(hooks: Hooks) -> Any:
         f"step_{hooks.name}_{_digest(str(hooks.module.__file__))}" + "_checked" * hooks.checked
     )
     try:
-        return numba.njit(STEP, cache=True, **options)(step)
+        return numba.njit(STEP, cache=True, **{**options, "no_cpython_wrapper": False})(step)
     except numba.core.errors.NumbaError as error:
         raise _blame(hooks, namespace, error) from error
 
@@ -246,7 +249,7 @@ class OnlinePolicy:
 
     def advance(self, now: int) -> None:
         """The time is `now`, counted in accesses of the plan."""
-        self.M[base.NOW] = now
+        self._do(base.ADVANCE, 0, now)
 
     def victims(self, need_bytes: int, incoming: int = -1) -> list[int]:
         """Pages of at least `need_bytes` together, selected and not yet evicted; empty when leases forbid it.
@@ -261,6 +264,17 @@ class OnlinePolicy:
         if self.M[base.ERROR]:
             self._fail(incoming)
         return self._selected["id"][:count].tolist()  # type: ignore[no-any-return]
+
+    def run(self, requests: Any, events: Any, start: int, stop: int) -> int:
+        """Plays requests[start:stop] of a trace and writes their `hit`; returns where it stopped.
+
+        Events for the next tier go to `events` (which also serves as scratch: as long as there are entries); a
+        run stops early when it is nearly full.
+        """
+        reached: int = self._step(self.R, self.M, self.F, requests, events, base.RUN, start, stop, 0.0)
+        if self.M[base.ERROR]:
+            self._fail(int(requests["id"][min(reached, stop - 1)]))
+        return reached
 
     def evict(self, id: int, to_tier: int = -1) -> None:  # noqa: A002
         """Page `id` left the tier, downwards to `to_tier` or (-1) for good; a ghost of it may stay."""
@@ -281,8 +295,6 @@ def explain(code: int, culprit: int, id: int) -> str:  # noqa: A002
     return {
         kernel.BAD_VICTIM: f"hook victim returned {culprit}, which is leased, not resident or no id",
         kernel.NO_VICTIM: "hook victim returned -1 though pages can be evicted",
-        kernel.BAD_ID: f"id {id} is out of range",
-        kernel.BAD_SIZE: f"page {id} has a negative size",
         kernel.NOT_RESIDENT: f"page {id} is not in the tier, or is leased",
         kernel.BAD_RELEASE: f"page {id} was released more often than leased",
     }[code]

@@ -1,101 +1,77 @@
 """The engine's loop, in plain functions. `engine.build` gives each policy a copy with its hooks put in.
 
-The functions named like hooks below are the defaults of the optional ones and stand in for the others.
+What is imported from defaults.py is what gets replaced.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from tiercache.policies import base as b
+import numpy as np
+
 from tiercache.policies.base import (
     ADMISSION,
-    ADMISSION_LIMIT,
+    ADVANCE,
+    ATOMIC,
     CAPACITY,
     COST_FIXED,
     COST_HIT,
     COST_MISS,
     COST_PER_BYTE,
     COUNT,
+    EMIT,
     ERROR,
     ERROR_ID,
     EVENTS,
+    EVICT,
     EVICTED_BYTES,
     EVICTIONS,
     FLAGS,
+    GET,
+    HIT,
     HIT_BYTES,
     HITS,
     INCOMING,
+    INSERT,
+    INSERTED_BYTES,
+    INSERTS,
+    LEASE,
     LEASED,
     LISTS,
+    LOOKUP,
+    MAY_REFUSE,
     MISS_BYTES,
     MISSES,
     NEVER,
+    NEXT_USE,
     NOW,
-    REFUSED,
-    REFUSED_BYTES,
+    OVER,
+    PUT,
+    RELEASE,
+    REMOVE,
     ROUND,
+    RUN,
+    TAKE,
     USED,
+    VICTIMS,
+)
+from tiercache.policies.books import admitted, emit, refuse
+from tiercache.policies.defaults import (
+    admit,
+    on_advance,
+    on_evict,
+    on_hit,
+    on_insert,
+    on_miss,
+    on_next_use,
+    on_remove,
+    on_resize,
+    victim,
 )
 
-ATOMIC, EMIT = b.ATOMIC, b.EMIT
-GET, PUT, REMOVE, LEASE, RELEASE, TAKE = b.GET, b.PUT, b.REMOVE, b.LEASE, b.RELEASE, b.TAKE
-INSERT, HIT, VICTIMS, EVICT, NEXT_USE, RUN = b.INSERT, b.HIT, b.VICTIMS, b.EVICT, b.NEXT_USE, b.RUN
-SECOND_HIT, SIZE_LIMIT, GHOST = 1, 2, 3
-BAD_VICTIM, NO_VICTIM, BAD_ID, BAD_SIZE, NOT_RESIDENT, BAD_RELEASE = range(1, 7)
-
-
-def on_insert(R: Any, M: Any, F: Any, k: int, now: int) -> None:
-    """Stands in."""
-
-
-def on_hit(R: Any, M: Any, F: Any, k: int, now: int) -> None:
-    """Stands in."""
-
-
-def on_evict(R: Any, M: Any, F: Any, k: int, now: int, to_tier: int) -> None:
-    """Stands in."""
-
-
-def victim(R: Any, M: Any, F: Any, now: int) -> int:
-    """Stands in."""
-    return -1
-
-
-def on_miss(R: Any, M: Any, F: Any, k: int, now: int) -> None:
-    """By default nothing is done before a miss."""
-
-
-def admit(R: Any, M: Any, F: Any, k: int, now: int) -> bool:
-    """By default everything is admitted."""
-    return True
-
-
-def on_remove(R: Any, M: Any, F: Any, k: int, now: int) -> None:
-    """By default a removal is an eviction to nowhere, and no ghost stays."""
-    if R[k].resident:
-        on_evict(R, M, F, k, now, -1)
-    if R[k].where > 0:
-        b.unlink(R, M, k)
-
-
-def on_next_use(R: Any, M: Any, F: Any, k: int, when: int, now: int) -> None:
-    """By default a known next use changes nothing."""
-
-
-def on_advance(R: Any, M: Any, F: Any, now: int) -> None:
-    """By default time changes nothing."""
-
-
-def emit(M: Any, E: Any, op: int, k: int, size: int, cost: float) -> None:
-    """Appends an event for the next tier."""
-    n = M[EVENTS]
-    E[n].id = k
-    E[n].op = op
-    E[n].size = size
-    E[n].cost = cost
-    E[n].next_use = M[NOW]
-    M[EVENTS] = n + 1
+ADVANCE_LIMIT = 1 << 20  # single steps of a jump in time
+BAD_VICTIM, NO_VICTIM, NOT_RESIDENT, BAD_RELEASE = range(1, 5)
+SELECT, TOGETHER, EACH = range(3)
 
 
 def leave(R: Any, M: Any, F: Any, E: Any, k: int, to_tier: int) -> None:
@@ -112,15 +88,19 @@ def leave(R: Any, M: Any, F: Any, E: Any, k: int, to_tier: int) -> None:
         emit(M, E, PUT, k, size, R[k].cost)
 
 
-def enter(R: Any, M: Any, F: Any, k: int) -> None:
+def enter(R: Any, M: Any, F: Any, k: int, now: int) -> None:
     """Entry k, whose fields are set, becomes resident."""
+    size = R[k].size
     R[k].resident = 1
     R[k].tier = 0
-    M[USED] += R[k].size
+    M[INCOMING] = -1
+    M[USED] += size
     M[COUNT] += 1
+    M[INSERTS] += 1
+    M[INSERTED_BYTES] += size
     if R[k].lease > 0:
-        M[LEASED] += R[k].size
-    on_insert(R, M, F, k, M[NOW])
+        M[LEASED] += size
+    on_insert(R, M, F, k, now)
 
 
 def forget(R: Any, M: Any, F: Any, k: int) -> None:
@@ -143,87 +123,54 @@ def forget(R: Any, M: Any, F: Any, k: int) -> None:
     R[k].next_use = NEVER
 
 
-def choose(R: Any, M: Any, F: Any) -> int:
-    """The policy's victim, checked: -1 and an error word when it is none."""
-    v = victim(R, M, F, M[NOW])
-    M[ROUND] += 1
-    if v < 0:
-        M[ERROR] = NO_VICTIM
-        return -1
-    if v >= len(R) or (v != M[INCOMING] and (R[v].resident == 0 or R[v].lease > 0)):
-        M[ERROR] = BAD_VICTIM
-        M[ERROR_ID] = v
-        return -1
-    return int(v)
+def free(R: Any, M: Any, F: Any, E: Any, need: int, mode: int) -> int:
+    """Frees at least `need` bytes, or (SELECT) writes who would have to go to E. Their number, or -1.
 
-
-def select(R: Any, M: Any, F: Any, E: Any, need: int) -> int:
-    """Writes victims of at least `need` bytes to E and returns their number; 0 when too few can be had."""
+    EACH evicts one before it asks for the next, TOGETHER and SELECT ask for all first. Nothing is evicted
+    when leases leave too little; a policy that bypasses (victim returns the incoming one) does so in round 0.
+    """
+    if M[USED] - M[LEASED] < need:
+        return -1
+    start = M[EVENTS] if M[FLAGS] & EMIT else 0
     M[ROUND] = 0
-    if need <= 0 or M[USED] - M[LEASED] < need:
-        return 0
+    refused = False
     count = 0
     freed = 0
-    while freed < need:
-        v = choose(R, M, F)
-        if v < 0 or (v == M[INCOMING] and R[v].resident == 0):
-            freed = -1
-            break
-        E[count].id = v
-        R[v].lease += 1  # as if leased, so that the next one differs
-        M[LEASED] += R[v].size
-        freed += R[v].size
-        count += 1
-    for i in range(count):
-        R[E[i].id].lease -= 1
-        M[LEASED] -= R[E[i].id].size
-    return count if freed >= 0 else 0
+    while freed < need or (mode == EACH and M[OVER] > 0):
+        count = 0
+        while freed < need or (mode == EACH and count == 0):
+            v = victim(R, M, F, M[NOW])
+            M[ROUND] += 1
+            if v < 0 and freed >= need:  # the policy only wished to give up more
+                M[OVER] = 0
+                break
+            if v < 0 or v >= len(R) or R[v].resident == 0 or R[v].lease > 0:
+                if v < 0 or v != M[INCOMING] or R[v].resident != 0:
+                    M[ERROR] = NO_VICTIM if v < 0 else BAD_VICTIM
+                    M[ERROR_ID] = v
+                refused = True
+                break
+            R[v].lease = 1  # as if leased, so that the next one differs
+            freed += R[v].size
+            E[start + count].id = v
+            count += 1
+            if mode == EACH:
+                break
+        for i in range(start, start + count):
+            R[E[i].id].lease = 0
+        if refused:
+            return -1
+        if mode != SELECT:
+            for i in range(start, start + count):
+                leave(R, M, F, E, np.int64(E[i].id), 1)
+            start = M[EVENTS] if M[FLAGS] & EMIT else 0
+    return count
 
 
-def make_room(R: Any, M: Any, F: Any, E: Any, size: int) -> bool:
-    """Evicts until `size` bytes fit. False, with nothing evicted, when they cannot or the policy bypasses."""
-    need = M[USED] + size - M[CAPACITY]
-    if need <= 0:
-        return True
-    if M[USED] - M[LEASED] < need:
-        return False
-    if M[FLAGS] & ATOMIC:
-        start = M[EVENTS] if M[FLAGS] & EMIT else 0
-        picked = E[start:]
-        count = select(R, M, F, picked, need)
-        for i in range(count):
-            leave(R, M, F, E, int(picked[i].id), 1)
-        return count > 0
-    M[ROUND] = 0
-    while M[USED] + size > M[CAPACITY]:
-        v = choose(R, M, F)
-        if v < 0 or (v == M[INCOMING] and R[v].resident == 0):
-            return False
-        leave(R, M, F, E, v, 1)
-    return True
-
-
-def admitted(R: Any, M: Any, F: Any, k: int, size: int) -> bool:
-    """Whether admission lets the missed entry k in. Counts misses of k in `seen`."""
-    kind = M[ADMISSION]
-    if kind == SECOND_HIT:
-        R[k].seen += 1
-        return R[k].seen >= M[ADMISSION_LIMIT]
-    if kind == SIZE_LIMIT:
-        return size <= M[ADMISSION_LIMIT]
-    if kind == GHOST:
-        # `seen` is the clock of missed bytes, in units, at k's last miss: it was a ghost that recently.
-        unit = M[ADMISSION_LIMIT] // 1024 + 1
-        tick = M[b.ADMIT_CLOCK] // unit + 1
-        before = R[k].seen
-        R[k].seen = tick
-        return before > 0 and tick - before <= 1024
-    return True
-
-
-def resize(R: Any, M: Any, k: int, size: int) -> None:
+def resize(R: Any, M: Any, F: Any, k: int, size: int) -> None:
     """Entry k has another size now; the list that holds it and the books follow."""
     delta = size - R[k].size
+    on_resize(R, M, F, k, delta)
     if R[k].where > 0:
         M[LISTS + 4 * R[k].where + 2] += delta
     if R[k].resident:
@@ -233,135 +180,124 @@ def resize(R: Any, M: Any, k: int, size: int) -> None:
     R[k].size = size
 
 
-def hit(R: Any, M: Any, F: Any, E: Any, k: int, size: int) -> None:
-    """A use of resident entry k. A grown entry pushes others out, or leaves when they cannot make room."""
-    changed = size != R[k].size
-    if changed:
-        resize(R, M, k, size)
-    on_hit(R, M, F, k, M[NOW])
-    if changed and M[USED] > M[CAPACITY]:
-        R[k].lease += 1
-        if R[k].lease == 1:
-            M[LEASED] += size
-        fits = make_room(R, M, F, E, 0)
-        R[k].lease -= 1
-        if R[k].lease == 0:
-            M[LEASED] -= size
-            if not fits:
-                leave(R, M, F, E, k, 1)
-
-
-def fetch(R: Any, M: Any, F: Any, E: Any, k: int, size: int, cost: float) -> None:
-    """Entry k, not resident, is wanted: room is made and it becomes resident unless something forbids it."""
-    M[b.ADMIT_CLOCK] += size
-    fits = size <= M[CAPACITY] - M[LEASED]
-    if R[k].size != size:
-        resize(R, M, k, size)
-    R[k].cost = cost
-    M[INCOMING] = k
-    if fits and admitted(R, M, F, k, size) and admit(R, M, F, k, M[NOW]):
-        on_miss(R, M, F, k, M[NOW])
-        if make_room(R, M, F, E, size):
-            M[INCOMING] = -1
-            enter(R, M, F, k)
-            return
-    M[INCOMING] = -1
-    M[REFUSED] += 1
-    M[REFUSED_BYTES] += size
-    if M[FLAGS] & EMIT:
-        emit(M, E, PUT, k, size, cost)
-
-
 def lookup(R: Any, M: Any, F: Any, E: Any, op: int, k: int, size: int, cost: float) -> int:
-    """A counted request (GET, TAKE): 1 on a hit. A miss of GET is fetched."""
-    if R[k].resident:
-        M[HITS] += 1
-        M[HIT_BYTES] += size
-        F[COST_HIT] += cost
-        if op == TAKE:
-            forget(R, M, F, k)
-        else:
-            hit(R, M, F, E, k, size)
-        return 1
-    M[MISSES] += 1
-    M[MISS_BYTES] += size
-    F[COST_MISS] += cost
-    if M[FLAGS] & EMIT:
-        emit(M, E, TAKE, k, size, cost)
-    if op == GET:
-        fetch(R, M, F, E, k, size, cost)
-    return 0
-
-
-def apply(R: Any, M: Any, F: Any, E: Any, op: int, k: int, size: int, cost: float) -> int:
-    """One operation on entry k. Its meaning of `size` and its result depend on `op`."""
-    if op in (GET, TAKE):
-        return lookup(R, M, F, E, op, k, size, cost)
-    if op == HIT:
-        if R[k].resident:
-            on_hit(R, M, F, k, M[NOW])
+    """GET and TAKE are counted; 1 on a hit. GET and PUT make k resident unless something forbids it."""
+    found = R[k].resident
+    mode = TOGETHER if M[FLAGS] & ATOMIC else EACH
+    if found:
+        if op != PUT:
+            M[HITS] += 1
+            M[HIT_BYTES] += size
+            F[COST_HIT] += cost
+            if op == TAKE:
+                forget(R, M, F, k)
+                return 1
+        if R[k].size != size:
+            resize(R, M, F, k, size)
+        on_hit(R, M, F, k, M[NOW])
+        need = M[USED] - M[CAPACITY]
+        if need <= 0 and (M[OVER] == 0 or mode != EACH):
             return 1
-        M[ERROR] = NOT_RESIDENT
+        R[k].lease += 1  # a grown entry pushes others out, or leaves when they cannot make room
+        M[LEASED] += size if R[k].lease == 1 else 0
+    else:
+        if op != PUT:
+            M[MISSES] += 1
+            M[MISS_BYTES] += size
+            F[COST_MISS] += cost
+            if M[FLAGS] & EMIT:
+                emit(M, E, M[LOOKUP], k, size, cost)
+            if op == TAKE:
+                return 0
+        if R[k].size != size:
+            resize(R, M, F, k, size)
+        R[k].cost = cost
+        if size > M[CAPACITY] or (M[ADMISSION] != 0 and not admitted(R, M, k, size)):
+            return refuse(R, M, E, k)
+        if not admit(R, M, F, k, M[NOW]):
+            return refuse(R, M, E, k)
+        M[INCOMING] = k
+        M[MAY_REFUSE] = 1
+        on_miss(R, M, F, k, M[NOW])
+        need = M[USED] + size - M[CAPACITY]
+    count = 0
+    if need > 0 or (M[OVER] > 0 and mode == EACH):
+        count = free(R, M, F, E, need, mode)
+    if found:
+        R[k].lease -= 1
+        M[LEASED] -= size if R[k].lease == 0 else 0
+        if count < 0 and R[k].lease == 0:
+            leave(R, M, F, E, k, 1)
+    elif count < 0:
+        return refuse(R, M, E, k)
+    else:
+        enter(R, M, F, k, M[NOW])
+    return int(found)
+
+
+def manage(R: Any, M: Any, F: Any, E: Any, op: int, k: int, size: int, cost: float) -> int:
+    """What an owner does that keeps the books itself (the store). What `size` is depends on `op`."""
+    if op == HIT and R[k].resident:
+        on_hit(R, M, F, k, M[NOW])
     elif op == VICTIMS:
+        M[MAY_REFUSE] = 0
         if k >= 0 and M[INCOMING] != k and R[k].resident == 0:
             M[INCOMING] = k
             on_miss(R, M, F, k, M[NOW])
-        return select(R, M, F, E, size)
+        return max(free(R, M, F, E, size, SELECT), 0)
     elif op == INSERT:
+        if R[k].size != size:
+            resize(R, M, F, k, size)
+        R[k].cost = cost
         if R[k].resident == 0:
-            if R[k].size != size:
-                resize(R, M, k, size)
-            R[k].cost = cost
             if M[INCOMING] != k:
                 on_miss(R, M, F, k, M[NOW])
-            M[INCOMING] = -1
-            enter(R, M, F, k)
-        else:
-            resize(R, M, k, size)
-            R[k].cost = cost
-    elif op == EVICT:
-        if R[k].resident and R[k].lease == 0:
-            leave(R, M, F, E, k, size)
-        else:
-            M[ERROR] = NOT_RESIDENT
-    elif op == PUT:
-        if R[k].resident:
-            hit(R, M, F, E, k, size)
-        else:
-            fetch(R, M, F, E, k, size, cost)
+            enter(R, M, F, k, M[NOW])
+    elif op == EVICT and R[k].resident and R[k].lease == 0:
+        leave(R, M, F, E, k, size)
     elif op == REMOVE:
         forget(R, M, F, k)
+        if M[FLAGS] & EMIT:
+            emit(M, E, REMOVE, k, R[k].size, cost)
+    elif op == ADVANCE:
+        for time in range(max(M[NOW], size - ADVANCE_LIMIT), size):
+            on_advance(R, M, F, time + 1)
+        M[NOW] = size
     elif op == NEXT_USE:
         on_next_use(R, M, F, k, size, M[NOW])
         R[k].next_use = size
-    elif op == LEASE:
-        R[k].lease += 1
-        if R[k].lease == 1 and R[k].resident:
-            M[LEASED] += R[k].size
-    elif op == RELEASE:
-        if R[k].lease <= 0:
-            M[ERROR] = BAD_RELEASE
-            return 0
-        R[k].lease -= 1
-        if R[k].lease == 0 and R[k].resident:
-            M[LEASED] -= R[k].size
+    elif op == LEASE or (op == RELEASE and R[k].lease > 0):
+        before = R[k].lease
+        R[k].lease = before + 1 if op == LEASE else before - 1
+        if R[k].resident and (before == 0 or R[k].lease == 0):
+            M[LEASED] += R[k].size if before == 0 else -R[k].size
+    else:
+        M[ERROR] = BAD_RELEASE if op == RELEASE else NOT_RESIDENT
     return 0
 
 
 def step(R: Any, M: Any, F: Any, T: Any, E: Any, op: int, k: int, x: int, y: float) -> int:
-    """One operation, or (op RUN) requests T[k:x]. Returns apply's result, or where a run stopped early."""
+    """One operation, or (RUN) requests T[k:x]: then the index of the first one that was not done.
+
+    A run stops before x on an error and, when it emits, while E has room for one more request's events.
+    """
     if op != RUN:
-        return apply(R, M, F, E, op, k, x, y)
+        return manage(R, M, F, E, op, k, x, y)
     for i in range(k, x):
         q = T[i]
-        who = int(q.id)  # 64 bits here as everywhere: another width would compile every part twice
-        cost = q.cost
-        if not cost >= 0.0:  # not recorded: from the tier's profile
-            cost = F[COST_FIXED] + F[COST_PER_BYTE] * q.size
+        who = np.int64(q.id)  # 64 bits here as everywhere: another width would compile every part twice
+        if M[FLAGS] & EMIT and len(E) - M[EVENTS] < M[COUNT] + 3:
+            return i
         if q.next_use >= 0:
             on_next_use(R, M, F, who, q.next_use, M[NOW])
             R[who].next_use = q.next_use
-        T[i].hit = apply(R, M, F, E, int(q.op), who, q.size, cost)
+        cost = q.cost
+        if not cost >= 0.0:  # not recorded: from the tier's profile
+            cost = F[COST_FIXED] + F[COST_PER_BYTE] * q.size
+        if q.op in (GET, PUT, TAKE):
+            T[i].hit = lookup(R, M, F, E, np.int64(q.op), who, q.size, cost)
+        else:
+            T[i].hit = manage(R, M, F, E, np.int64(q.op), who, q.size, cost)
         if M[ERROR] != 0:
             return i
         M[NOW] += 1

@@ -1,0 +1,1 @@
+"""Compiled structures that several policies share; their words lie in M's scratch."""
