@@ -8,6 +8,7 @@ from typing import Any
 from tiercache.codecs.base import ByteArray, Codec
 from tiercache.codecs.const import ConstCodec
 from tiercache.codecs.exponent import ExponentCodec
+from tiercache.codecs.quant import E4m3Codec, Int4Codec, Int8Codec
 from tiercache.codecs.raw import RawCodec
 from tiercache.codecs.tables import TableStore
 from tiercache.codecs.window import WindowCodec
@@ -17,7 +18,17 @@ from tiercache.errors import ConfigError
 __all__ = ["CODECS", "ByteArray", "Codec", "TableStore", "create_codec"]
 
 CODECS: dict[str, Callable[..., Codec]] = {
-    codec.name: codec for codec in (RawCodec, ConstCodec, WindowCodec, ExponentCodec, ZstdCodec)
+    codec.name: codec
+    for codec in (
+        RawCodec,
+        ConstCodec,
+        WindowCodec,
+        ExponentCodec,
+        ZstdCodec,
+        E4m3Codec,
+        Int8Codec,
+        Int4Codec,
+    )
 }
 
 

@@ -2,13 +2,17 @@
 #pragma once
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 
 #include <algorithm>
+#include <array>
 #include <optional>
 
+#include "codec_emulate.hpp"
 #include "codec_exponent.hpp"
 #include "codec_planes.hpp"
+#include "codec_quant_host.hpp"
 #include "codec_window_host.hpp"
 
 namespace tiercache::codec {
@@ -144,6 +148,80 @@ inline void bind_planes(nb::module_& m) {
       "body"_a, "width"_a, "data"_a);
 }
 
+// A page of a lossy codec as Python gives it: bytes, (outer, tokens, channels, axis), (format, element).
+using ShapeArgs = std::array<std::uint64_t, 4>;
+using KindArgs = std::array<int, 2>;
+
+inline QuantShape to_shape(const ShapeArgs& s) { return {s[0], s[1], s[2], static_cast<Axis>(s[3])}; }
+
+inline void check_page(std::size_t bytes, const ShapeArgs& s, const KindArgs& kind) {
+  const std::size_t width = kind[1] == 2 ? 4 : 2;
+  if (kind[0] < 0 || kind[0] > 2 || kind[1] < 0 || kind[1] > 2 || s[3] > 1 || bytes != s[0] * s[1] * s[2] * width)
+    throw std::invalid_argument("the page has not the bytes of its shape");
+}
+
+inline void bind_quant(nb::module_& m) {
+  m.def(
+      "quant_encode",
+      [](const ReadBytes& x, const ShapeArgs& shape, const KindArgs& kind, std::uint64_t seed,
+         const WriteBytes& out, int isa, int threads) {
+        QuantResult result{};
+        {
+          nb::gil_scoped_release release;
+          check_page(x.size(), shape, kind);
+          result = quant_encode(x.data(), to_shape(shape), static_cast<QuantFormat>(kind[0]),
+                                static_cast<QuantElement>(kind[1]), seed, out.data(), out.size(),
+                                static_cast<Isa>(isa), threads);
+        }
+        return nb::make_tuple(result.bytes, result.exceptions);
+      },
+      "x"_a, "shape"_a, "kind"_a, "seed"_a, "out"_a, "isa"_a, "threads"_a,
+      "Bytes written (0 when they would not fit) and groups kept exact.");
+  m.def(
+      "quant_decode",
+      [](const ReadBytes& body, const ShapeArgs& shape, const KindArgs& kind, const WriteBytes& x, int isa,
+         int threads) {
+        nb::gil_scoped_release release;
+        check_page(x.size(), shape, kind);
+        quant_decode(body.data(), body.size(), x.data(), to_shape(shape), static_cast<QuantFormat>(kind[0]),
+                     static_cast<QuantElement>(kind[1]), static_cast<Isa>(isa), threads);
+      },
+      "body"_a, "shape"_a, "kind"_a, "x"_a, "isa"_a, "threads"_a);
+}
+
+// What the device computes, step by step on the host.
+inline void bind_emulation(nb::module_& m) {
+  m.def(
+      "emulate_window_encode",
+      [](const ReadWords& x, const WriteBytes& out) {
+        return emulate_window_encode(x.data(), x.size(), out.data(), out.size());
+      },
+      "x"_a, "out"_a);
+  m.def(
+      "emulate_window_decode",
+      [](const ReadBytes& body, const WriteWords& x) {
+        return emulate_window_decode(body.data(), body.size(), x.data(), x.size());
+      },
+      "body"_a, "x"_a);
+  m.def(
+      "emulate_quant_encode",
+      [](const ReadBytes& x, const ShapeArgs& shape, const KindArgs& kind, std::uint64_t seed,
+         const WriteBytes& out) {
+        check_page(x.size(), shape, kind);
+        return emulate_quant_encode(x.data(), to_shape(shape), static_cast<QuantFormat>(kind[0]),
+                                    static_cast<QuantElement>(kind[1]), seed, out.data(), out.size());
+      },
+      "x"_a, "shape"_a, "kind"_a, "seed"_a, "out"_a);
+  m.def(
+      "emulate_quant_decode",
+      [](const ReadBytes& body, const ShapeArgs& shape, const KindArgs& kind, const WriteBytes& x) {
+        check_page(x.size(), shape, kind);
+        return emulate_quant_decode(body.data(), body.size(), x.data(), to_shape(shape),
+                                    static_cast<QuantFormat>(kind[0]), static_cast<QuantElement>(kind[1]));
+      },
+      "body"_a, "shape"_a, "kind"_a, "x"_a);
+}
+
 inline void bind_codecs(nb::module_& m) {
   nb::register_exception_translator(translate_malformed);
   m.def("isa_available", [](int isa) { return isa_available(static_cast<Isa>(isa)); }, "isa"_a);
@@ -152,6 +230,8 @@ inline void bind_codecs(nb::module_& m) {
   bind_exponent(m);
   bind_window(m);
   bind_planes(m);
+  bind_quant(m);
+  bind_emulation(m);
 }
 
 }  // namespace tiercache::codec
