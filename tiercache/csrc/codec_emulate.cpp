@@ -26,8 +26,7 @@ u64 quant_encode_all(const void* page, QuantShape s, u64 seed, std::uint8_t* bod
   for (u64 g = 0; g < groups; ++g) quant_encode_group<Format, Element>(x, s, g, seed, body);
   for (u64 i = 0; i < supers; ++i) quant_count(body, Format::kScaleBytes, groups, i, counts.data());
   scan(counts.data(), supers, quant_fixed_bytes<Format>(s), quant_exception_bytes<Element>(), &length);
-  for (u64 g = 0; g < groups; ++g)
-    quant_finish<Format, Element>(x, s, body, room, length, counts.data(), g);
+  for (u64 g = 0; g < groups; ++g) quant_finish<Format, Element>(x, s, body, room, length, counts.data(), g);
   return length;
 }
 
@@ -54,7 +53,8 @@ auto dispatch(QuantFormat format, QuantElement element, const Run& run) {
 
 }  // namespace
 
-std::uint64_t emulate_window_encode(const std::uint16_t* x, std::size_t n, std::uint8_t* out, std::size_t room) {
+std::uint64_t emulate_window_encode(const std::uint16_t* x, std::size_t n, std::uint8_t* out,
+                                    std::size_t room) {
   const WindowLayout at{n / kGroup};
   const u64 tail = 2 * (n % kGroup);
   if (at.escapes() + tail > room) return at.escapes() + tail;

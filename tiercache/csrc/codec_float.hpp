@@ -80,7 +80,8 @@ TC_HD u16 float_to_half(float value) {
 TC_HD u8 float_to_e4m3(float value) {
   const u32 bits = float_bits(value);
   const u32 magnitude = bits & 0x7FFFFFFFu;
-  const u32 small = static_cast<u32>(round_even(multiply(bits_float(magnitude < 0x3C800000u ? magnitude : 0u), 512.0f)));
+  const u32 small =
+      static_cast<u32>(round_even(multiply(bits_float(magnitude < 0x3C800000u ? magnitude : 0u), 512.0f)));
   const u32 normal = ((magnitude + 0x7FFFFu + (magnitude >> 20 & 1u)) >> 20) - (120u << 3);
   const u32 code = magnitude < 0x3C800000u ? small : normal;
   return static_cast<u8>((bits >> 24 & 0x80u) | (code > 0x7Eu ? 0x7Eu : code));
@@ -88,7 +89,8 @@ TC_HD u8 float_to_e4m3(float value) {
 
 TC_HD float e4m3_to_float(u8 code) {
   const u32 magnitude = code & 0x7Fu;
-  const u32 small = float_bits(multiply(static_cast<float>(static_cast<i32>(magnitude)), 0.001953125f));  // 2^-9
+  const u32 small =
+      float_bits(multiply(static_cast<float>(static_cast<i32>(magnitude)), 0.001953125f));  // 2^-9
   const u32 normal = (magnitude << 20) + (120u << 23);
   return bits_float((magnitude < 8u ? small : normal) | static_cast<u32>(code & 0x80u) << 24);
 }

@@ -1,5 +1,5 @@
-// The lossy codecs e4m3, int8 and int4, written once for host and device. A page is [outer, tokens, channels];
-// up to 64 elements along one axis share a scale.
+// The lossy codecs e4m3, int8 and int4, written once for host and device. A page is [outer, tokens,
+// channels]; up to 64 elements along one axis share a scale.
 //
 // body := scales[groups], codes, exceptions[]
 // scale := bf16 step                (e4m3, int8)   | bf16 step, bf16 lowest   (int4)
@@ -32,7 +32,7 @@ struct QuantShape {
 struct QuantGroup {
   u64 start;
   u64 stride;
-  u64 line;      // (outer, token) of groups along channels; outer * channels + channel of groups along tokens
+  u64 line;  // (outer, token) of groups along channels; outer * channels + channel of groups along tokens
   u64 position;
   int count;
 };
@@ -148,7 +148,8 @@ struct Int4 {
   }
   TC_HD static u32 code(float value, QuantScale scale, u64 seed, u64 index) {
     const float above = multiply(add(value, -bf16_to_float(scale.lowest)), scale.inverse);
-    const float draw = multiply(static_cast<float>(static_cast<i32>(random_bits(seed, index) >> 8)), 5.9604644775390625e-8f);
+    const float draw =
+        multiply(static_cast<float>(static_cast<i32>(random_bits(seed, index) >> 8)), 5.9604644775390625e-8f);
     const i32 level = static_cast<i32>(add(above, draw));
     return static_cast<u32>(level > 15 ? 15 : (level < 0 ? 0 : level));
   }
@@ -219,7 +220,8 @@ TC_HD bool quant_encode_group(const typename Element::Word* x, QuantShape s, u64
 
 // Writes exception number `rank`: the group's elements as they are, zeros behind a short group.
 template <class Format, class Element>
-TC_HD void quant_write_exception(const typename Element::Word* x, QuantShape s, u64 group, u64 rank, u8* body) {
+TC_HD void quant_write_exception(const typename Element::Word* x, QuantShape s, u64 group, u64 rank,
+                                 u8* body) {
   const QuantGroup g = quant_group(s, group);
   u8* to = body + quant_fixed_bytes<Format>(s) + rank * quant_exception_bytes<Element>();
   write_u32(to, static_cast<u32>(group));
@@ -240,8 +242,10 @@ TC_HD const u8* quant_find_exception(const u8* body, QuantShape s, u64 num_excep
     const u64 middle = (low + high) / 2;
     const u64 found = read_u32(first + middle * quant_exception_bytes<Element>());
     if (found == group) return first + middle * quant_exception_bytes<Element>() + 4;
-    if (found < group) low = middle + 1;
-    else high = middle;
+    if (found < group)
+      low = middle + 1;
+    else
+      high = middle;
   }
   return nullptr;
 }
@@ -265,11 +269,12 @@ TC_HD bool quant_decode_group(const u8* body, QuantShape s, u64 num_exceptions, 
     return from != nullptr;
   }
   const float step = bf16_to_float(static_cast<u16>(scale[0] | scale[1] << 8));
-  const float lowest = Format::kScaleBytes == 4 ? bf16_to_float(static_cast<u16>(scale[2] | scale[3] << 8)) : 0.0f;
+  const float lowest =
+      Format::kScaleBytes == 4 ? bf16_to_float(static_cast<u16>(scale[2] | scale[3] << 8)) : 0.0f;
   for (int i = 0; i < g.count; ++i) {
     const u64 index = g.start + static_cast<u64>(i) * g.stride;
-    const u32 code = Format::kBits == 8 ? codes[index]
-                                        : codes[pair_index(s, g, i & ~1)] >> (4 * (i % 2)) & 15u;
+    const u32 code =
+        Format::kBits == 8 ? codes[index] : codes[pair_index(s, g, i & ~1)] >> (4 * (i % 2)) & 15u;
     x[index] = Element::from_float(Format::value(code, step, lowest));
   }
   return true;

@@ -46,7 +46,8 @@ void write_exception(const void* x, QuantShape s, u64 group, u64 rank, std::uint
 // e4m3 and int8 have the same layout.
 WriteException exception_writer(QuantFormat format, QuantElement element) {
   const bool pairs = format == QuantFormat::int4;
-  if (element == QuantElement::single) return pairs ? write_exception<Int4, Single> : write_exception<Int8, Single>;
+  if (element == QuantElement::single)
+    return pairs ? write_exception<Int4, Single> : write_exception<Int8, Single>;
   return pairs ? write_exception<Int4, Bf16> : write_exception<Int8, Bf16>;
 }
 

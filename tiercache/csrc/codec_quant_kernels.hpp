@@ -9,8 +9,8 @@ namespace tiercache::codec {
 
 struct QuantKernels {
   // Writes scales and codes; returns how many groups are exceptions.
-  std::size_t (*encode)(const void* x, QuantShape shape, std::uint64_t seed, std::size_t begin, std::size_t end,
-                        std::uint8_t* body);
+  std::size_t (*encode)(const void* x, QuantShape shape, std::uint64_t seed, std::size_t begin,
+                        std::size_t end, std::uint8_t* body);
   // False when an exception is missing.
   bool (*decode)(const std::uint8_t* body, QuantShape shape, std::size_t num_exceptions, std::size_t begin,
                  std::size_t end, void* x);

@@ -3,7 +3,7 @@
 #include "codec_quant_kernels.hpp"
 
 #define TC_PATH quant_portable
-#define TC_TARGET 
+#define TC_TARGET
 #include "codec_quant_scalar.hpp"
 
 namespace tiercache::codec {

@@ -80,7 +80,8 @@ TC_TARGET [[gnu::always_inline]] inline bool encode_line(const typename Element:
   alignas(64) float values[kQuantGroup];
   alignas(64) std::uint8_t row[kQuantGroup];
   QuantRange range{0, 0x7FFFFFFF, -0x7FFFFFFF - 1};
-  for (int i = 0; i < kQuantGroup; ++i) values[i] = Element::to_float(x[g.start + static_cast<std::size_t>(i)]);
+  for (int i = 0; i < kQuantGroup; ++i)
+    values[i] = Element::to_float(x[g.start + static_cast<std::size_t>(i)]);
   for (int i = 0; i < kQuantGroup; ++i) {
     const u32 magnitude = float_bits(values[i]) & 0x7FFFFFFFu;
     range.most = magnitude > range.most ? magnitude : range.most;
@@ -209,10 +210,10 @@ TC_TARGET bool decode(const std::uint8_t* body, QuantShape s, std::size_t num_ex
 
 }  // namespace tiercache::codec::TC_PATH
 
-#define TC_QUANT_ROW(format)                                                                             \
-  {                                                                                                      \
-    {TC_PATH::encode<format, Bf16>, TC_PATH::decode<format, Bf16>},                                      \
-        {TC_PATH::encode<format, Half>, TC_PATH::decode<format, Half>},                                  \
-        {TC_PATH::encode<format, Single>, TC_PATH::decode<format, Single>},                              \
+#define TC_QUANT_ROW(format)                                              \
+  {                                                                       \
+      {TC_PATH::encode<format, Bf16>, TC_PATH::decode<format, Bf16>},     \
+      {TC_PATH::encode<format, Half>, TC_PATH::decode<format, Half>},     \
+      {TC_PATH::encode<format, Single>, TC_PATH::decode<format, Single>}, \
   }
 #define TC_QUANT_TABLE {TC_QUANT_ROW(E4m3), TC_QUANT_ROW(Int8), TC_QUANT_ROW(Int4)}

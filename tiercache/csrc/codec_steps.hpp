@@ -100,7 +100,8 @@ TC_HD void quant_decode_step(const u8* body, u64 length, QuantShape s, typename 
     return;
   }
   if (group >= s.groups()) return;
-  if (!quant_decode_group<Format, Element>(body, s, (length - fixed) / quant_exception_bytes<Element>(), group, x))
+  if (!quant_decode_group<Format, Element>(body, s, (length - fixed) / quant_exception_bytes<Element>(),
+                                           group, x))
     *bad = 1;
 }
 

@@ -156,7 +156,8 @@ inline QuantShape to_shape(const ShapeArgs& s) { return {s[0], s[1], s[2], stati
 
 inline void check_page(std::size_t bytes, const ShapeArgs& s, const KindArgs& kind) {
   const std::size_t width = kind[1] == 2 ? 4 : 2;
-  if (kind[0] < 0 || kind[0] > 2 || kind[1] < 0 || kind[1] > 2 || s[3] > 1 || bytes != s[0] * s[1] * s[2] * width)
+  if (kind[0] < 0 || kind[0] > 2 || kind[1] < 0 || kind[1] > 2 || s[3] > 1 ||
+      bytes != s[0] * s[1] * s[2] * width)
     throw std::invalid_argument("the page has not the bytes of its shape");
 }
 
