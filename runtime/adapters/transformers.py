@@ -125,7 +125,8 @@ class TransformersAdapter(ModelAdapter):
         """The base model's decoder layers."""
         lists: list[nn.ModuleList] = [m for m in self._base.modules() if isinstance(m, nn.ModuleList)]
         stacks = [m for m in lists if any(hasattr(part, "layer_idx") for part in m.modules())]
-        return list(max(stacks, key=lambda stack: len(stack))) if stacks else []
+        largest = max(stacks, key=len, default=nn.ModuleList())
+        return list(largest)
 
     def hidden(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         """[1, T, E], after the final norm."""
