@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tiercache.cli.demo.settings import DemoSettings
+from tiercache.errors import ConfigError
 
 if TYPE_CHECKING:
     from tiercache.cli.demo.race import SideResult
@@ -43,6 +44,9 @@ def demo(
 
     Prints a table, writes a figure of memory over time, and ends with status 1 when the gradients disagree.
     """
+    for option, file in (("--figure", figure), ("--json", json_file)):
+        if file is not None and not file.absolute().parent.is_dir():
+            raise ConfigError(option, got=file, limit="a file in a folder that exists")
     with tempfile.TemporaryDirectory(prefix="tiercache-demo-") as scratch:
         settings = DemoSettings(
             model=model,
@@ -68,7 +72,8 @@ def _run(settings: DemoSettings, folder: Path, json_file: Path | None, figure: P
 
     console = Console(highlight=False)
     console.print(_headline(settings))
-    dense, ours = (_run_with_bar(side, settings, folder, console) for side in ("dense", "tiercache"))
+    # ours first: a budget or folder that the store refuses is then said before dense training took its time
+    ours, dense = (_run_with_bar(side, settings, folder, console) for side in ("tiercache", "dense"))
     verdict = compare(dense, ours)
     console.print(results_table(settings, dense, ours, verdict))
     draw(figure, settings, dense, ours)

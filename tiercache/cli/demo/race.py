@@ -17,6 +17,7 @@ from tiercache import errors
 from tiercache.cli.demo.settings import DemoSettings
 
 Progress = Callable[[int, int], None]
+_MODULE = "tiercache.cli.demo.side"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +59,7 @@ def run_side(side: str, settings: DemoSettings, folder: Path, progress: Progress
     """
     (folder / "settings.json").write_text(settings.to_json())
     log = folder / f"{side}.log"
-    command = [sys.executable, "-m", "tiercache.cli.demo.side", side, str(folder)]
+    command = [sys.executable, "-m", _MODULE, side, str(folder)]
     failure: errors.TierCacheError | None = None
     with log.open("w") as errlog:
         process = subprocess.Popen(

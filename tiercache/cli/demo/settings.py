@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tiercache.config import parse_size
 from tiercache.errors import ConfigError
 
 
@@ -42,8 +43,11 @@ class DemoSettings:
             raise ConfigError("--gguf", got=self.gguf, limit="a file that exists")
         for name, least in (("prompt_tokens", 2), ("branches", 1), ("tail_tokens", 1)):
             if getattr(self, name) < least:
-                option = "--" + name.replace("_", "-")
-                raise ConfigError(option, got=getattr(self, name), limit=f"at least {least}")
+                raise ConfigError(_option(name), got=getattr(self, name), limit=f"at least {least}")
+        if Path(self.disk).exists() and not Path(self.disk).is_dir():
+            raise ConfigError("--disk", got=self.disk, limit="a folder")
+        for name in ("device_budget", "host_budget"):
+            parse_size(getattr(self, name), _option(name))
 
     @property
     def row_tokens(self) -> int:
@@ -58,3 +62,7 @@ class DemoSettings:
     def from_json(cls, text: str) -> DemoSettings:
         """The settings that `to_json` wrote."""
         return cls(**json.loads(text))
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
