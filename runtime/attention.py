@@ -47,7 +47,8 @@ def page_attention(
     Pages are leased one at a time. Differentiable once in q, k, v and sinks; gradients of ancestors' pages go
     to the store. Calling it again with the same arguments (gradient checkpointing) gives the same values.
     """
-    out: torch.Tensor = _PageAttention.apply(q, k, v, sinks, frame, layer, Block(scale, softcap=softcap))
+    block = Block(scale, softcap=softcap)
+    out: torch.Tensor = _PageAttention.apply(q, k, v, sinks, frame, layer, block)  # type: ignore[no-untyped-call]
     return out
 
 

@@ -11,7 +11,7 @@ import torch
 from tiercache.errors import LossError
 from tiercache.runtime.rows import TokenRow
 
-LossFn = Callable[[torch.Tensor, Any], Any]
+LossFn = Callable[[torch.Tensor, Any], object]
 
 
 def row_loss(

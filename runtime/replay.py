@@ -141,7 +141,7 @@ class BranchReplay:
         if not wants_gradient:
             run.end()
             return values
-        result: torch.Tensor = _LogProbs.apply(run, values, *run.sums.parameters)
+        result: torch.Tensor = _LogProbs.apply(run, values, *run.sums.parameters)  # type: ignore[no-untyped-call]
         return result
 
 
@@ -232,7 +232,7 @@ def _deliver(parameters: list[nn.Parameter], gradients: list[torch.Tensor | None
     if all(g is None for g in gradients):
         return
     with torch.enable_grad():
-        handle: torch.Tensor = _Delivery.apply(gradients, *parameters)
+        handle: torch.Tensor = _Delivery.apply(gradients, *parameters)  # type: ignore[no-untyped-call]
     handle.backward()
 
 
