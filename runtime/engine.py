@@ -14,7 +14,8 @@ from torch import nn
 from tiercache.runtime.access import plan_accesses
 from tiercache.runtime.adapters.base import ModelAdapter
 from tiercache.runtime.head import ChunkedHead
-from tiercache.runtime.options import DEFAULT_MAX_NODE_TOKENS, DEFAULT_MAX_VISIT_TOKENS, ReplayOptions
+from tiercache.runtime.limits import Limits, choose_limits
+from tiercache.runtime.options import ReplayOptions
 from tiercache.runtime.pages import StepPages
 from tiercache.runtime.params import ParameterSums
 from tiercache.runtime.probe import Shape, probe_shape
@@ -59,18 +60,12 @@ class Engine:
         """Of the model's parameters."""
         return next(p.dtype for p in self.model.parameters() if p.is_floating_point())
 
-    @property
-    def max_visit_tokens(self) -> int:
-        """Most tail tokens replayed together."""
-        return self.options.max_visit_tokens or DEFAULT_MAX_VISIT_TOKENS
-
-    def make_tree(self, rows: Sequence[TokenRow]) -> Tree:
-        """The tree of a batch, cut as the options say."""
+    def _make_tree(self, rows: Sequence[TokenRow], limits: Limits) -> Tree:
         tree = build_tree(
             rows,
             min_shared_tokens=self.options.min_shared_tokens,
-            max_node_tokens=self.options.max_node_tokens or DEFAULT_MAX_NODE_TOKENS,
-            max_tail_tokens=self.max_visit_tokens,
+            max_node_tokens=limits.max_node_tokens,
+            max_tail_tokens=limits.max_visit_tokens,
         )
         window = self.options.window
         return tree if window is None else split_at_window(tree, window)
@@ -79,7 +74,11 @@ class Engine:
         """The state of a new step on a batch, on the parameters as they are now."""
         if not self.sums.matches(self.model):  # the user exchanged, froze or thawed some
             self.sums = ParameterSums(self.model, sum_in_fp32=self.options.sum_in_fp32)
-        tree = self.make_tree(rows)
+        longest = max(len(row.tokens) for row in rows)
+        with self.running(longest, self.sums):
+            shape = self.shape(self.sums)
+        limits = choose_limits(self.options, shape, self.store.config.device_bytes)
+        tree = self._make_tree(rows, limits)
         window = self.options.window
         return make_step(
             tree,
@@ -88,6 +87,7 @@ class Engine:
             constants=frozenset() if window is None else constant_nodes(tree, window),
             graph=self.store.new_graph(),
             dtype=self.dtype,
+            max_visit_tokens=limits.max_visit_tokens,
         )
 
     def _namespace(self, longest_row: int) -> bytes:
@@ -98,9 +98,9 @@ class Engine:
         return digest.digest()
 
     @contextmanager
-    def running(self, step: Step, sums: ParameterSums) -> Iterator[None]:
+    def running(self, longest_row: int, sums: ParameterSums) -> Iterator[None]:
         """The model on the stand-ins of `sums`, its attention led here."""
-        with sums.installed(), self.adapter.attached(step.tree.longest_row):
+        with sums.installed(), self.adapter.attached(longest_row):
             yield
 
     def shape(self, sums: ParameterSums) -> Shape:
@@ -119,7 +119,7 @@ class Engine:
         visits = [
             v
             for p in passes
-            for v in plan_visits(step.tree, max_visit_tokens=self.max_visit_tokens, passes=p)
+            for v in plan_visits(step.tree, max_visit_tokens=step.max_visit_tokens, passes=p)
         ]
         self.store.follow(plan_accesses(self.runner, step, visits, shape))
 
@@ -132,7 +132,7 @@ class Engine:
         after_tails: AfterTails | None = None,
     ) -> None:
         """Carries out one walk; `after_tails` is called between leaves' forward and backward."""
-        visits = plan_visits(step.tree, max_visit_tokens=self.max_visit_tokens, passes=passes)
+        visits = plan_visits(step.tree, max_visit_tokens=step.max_visit_tokens, passes=passes)
         for visit in visits:
             with report.timed(visit.kind):
                 self._visit(step, pages, visit, after_tails)

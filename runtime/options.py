@@ -11,8 +11,6 @@ PrefixGradient = Literal["exact", "detached"] | int
 PrefixActivations = Literal["layer_inputs", "recompute"]
 PREFIX_ACTIVATIONS = ("layer_inputs", "recompute")
 
-DEFAULT_MAX_NODE_TOKENS = 2048
-DEFAULT_MAX_VISIT_TOKENS = 512
 DEFAULT_MIN_SHARED_TOKENS = 256
 DEFAULT_HEAD_BYTES = 64 << 20
 
@@ -27,8 +25,8 @@ class ReplayOptions:
             the nearest branch are constants for every later node.
         prefix_activations: what capture leaves in the store for pop: "layer_inputs" or nothing ("recompute").
         max_node_tokens: longest node; from the device budget by default.
-        max_visit_tokens: most tail tokens replayed together, and the longest tail; from the budget by
-            default.
+        max_visit_tokens: most tail tokens replayed together, and the longest tail.
+        max_visit_bytes: the same as a bound of a visit's activations; 4 times the device budget by default.
         min_shared_tokens: a run shared by two branches becomes a node from this length on; by more branches,
             sooner.
         head_bytes: bound of the logits held at once.
@@ -42,6 +40,7 @@ class ReplayOptions:
     prefix_activations: PrefixActivations = "layer_inputs"
     max_node_tokens: int | None = None
     max_visit_tokens: int | None = None
+    max_visit_bytes: int | None = None
     min_shared_tokens: int = DEFAULT_MIN_SHARED_TOKENS
     head_bytes: int = DEFAULT_HEAD_BYTES
     sum_in_fp32: bool = True
@@ -62,10 +61,18 @@ class ReplayOptions:
             raise ConfigError(
                 "prefix_activations", got=repr(self.prefix_activations), limit=" | ".join(PREFIX_ACTIVATIONS)
             )
-        for name in ("max_node_tokens", "max_visit_tokens", "min_shared_tokens", "head_bytes"):
+        for name in (
+            "max_node_tokens",
+            "max_visit_tokens",
+            "max_visit_bytes",
+            "min_shared_tokens",
+            "head_bytes",
+        ):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ConfigError(name, got=repr(value), limit="an integer of at least 1")
+        if self.max_visit_tokens is not None and self.max_visit_bytes is not None:
+            raise ConfigError("max_visit_tokens and max_visit_bytes", got="both", limit="one of them")
 
     @property
     def window(self) -> int | None:

@@ -43,16 +43,32 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A model as the store sees it: its attention layers, and the accesses of each kind of visit against one page."""
+    """A model as the store sees it.
+
+    Attributes:
+        layers: attention layers in the order of their calls.
+        events: accesses of each kind of visit against one ancestor's page.
+        activation_bytes_per_token: what autograd keeps of one token of a tail, all layers together.
+    """
 
     layers: tuple[LayerSpec, ...]
     events: dict[VisitKind, tuple[Event, ...]]
+    activation_bytes_per_token: int
 
     @property
     def page_bytes_per_token(self) -> int:
         """Of the largest page of one layer, key or value."""
         return max(
             heads * width * layer.dtype.itemsize
+            for layer in self.layers
+            for heads, width in (layer.key_page, layer.value_page)
+        )
+
+    @property
+    def gradient_bytes_per_token(self) -> int:
+        """Of the largest gradient page of one layer."""
+        return max(
+            heads * width * accumulator_dtype(layer.dtype).itemsize
             for layer in self.layers
             for heads, width in (layer.key_page, layer.value_page)
         )
@@ -95,6 +111,22 @@ class _Lease:
     tensor: torch.Tensor
 
 
+class _KeptBytes:
+    """Counts each storage that a graph keeps, weights aside, once."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._kept: dict[int, torch.UntypedStorage] = {}
+
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        is_weight = tensor.is_leaf or (tensor._base is not None and tensor._base.is_leaf)  # noqa: SLF001
+        if not is_weight and storage.data_ptr() not in self._kept:
+            self._kept[storage.data_ptr()] = storage
+            self.num_bytes += storage.nbytes()
+        return tensor
+
+
 def probe_tree() -> Tree:
     """A root, a child to be captured with a leaf of its own, and a leaf under the root."""
 
@@ -111,7 +143,9 @@ def _probe_step(dtype: torch.dtype) -> Step:
     ends = NodeTerms(np.array([_TOKENS - 1]), np.array([1]), np.array([True]))
     none = NodeTerms(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.bool_))
     terms = Terms([ends, ends, none, none], [], [])
-    return make_step(tree, terms, namespace=b"probe", constants=frozenset(), graph=1, dtype=dtype)
+    return make_step(
+        tree, terms, namespace=b"probe", constants=frozenset(), graph=1, dtype=dtype, max_visit_tokens=_TOKENS
+    )
 
 
 def probe_shape(runner: Any, dtype: torch.dtype) -> Shape:
@@ -131,10 +165,12 @@ def probe_shape(runner: Any, dtype: torch.dtype) -> Shape:
     runner.capture(step, store, 0)
     visit("capture", 1, lambda: runner.capture(step, store, 1))
     visit("score", 3, lambda: runner.score(step, store, (3,)))
-    visit("replay", 3, lambda: runner.replay(step, store, (3,), None))
+    kept = _KeptBytes()
+    with torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda tensor: tensor):
+        visit("replay", 3, lambda: runner.replay(step, store, (3,), None))
     runner.replay(step, store, (2,), None)
     visit("pop", 1, lambda: runner.pop(step, store, 1))
-    return Shape(tuple(runner.adapter.router.specs.values()), events)
+    return Shape(tuple(runner.adapter.router.specs.values()), events, max(1, kept.num_bytes // _TOKENS))
 
 
 def _event(access: tuple[Operation, PageKey, int], own: bytes, above: bytes) -> Event:

@@ -87,7 +87,7 @@ class BranchReplay:
         stalled = self.store.stats().stall_s
         with report.timed("total"):
             try:
-                with self.engine.running(step, sums):
+                with self.engine.running(step.longest_row, sums):
                     self.engine.follow(step, sums, "step")
                     self.engine.walk(step, pages, "step", report, after_tails)
                 sums.check_versions(versions)
@@ -125,7 +125,7 @@ class BranchReplay:
         step = self.engine.make_step(checked)
         run = _Run(self, step, checked)
         try:
-            with self.engine.running(step, run.sums), run.report.timed("total"):
+            with self.engine.running(step.longest_row, run.sums), run.report.timed("total"):
                 self.engine.follow(
                     step, run.sums, *(("scores", "gradients") if wants_gradient else ("scores",))
                 )
@@ -187,7 +187,7 @@ class _Run:
                 mine = host[n, torch.from_numpy(row.columns[row.scored])]
                 if len(mine):
                     self.step.terms.scatter_add(self.step.gradients, n, mine.to(self.step.gradients[0].dtype))
-            with self.report.timed("total"), engine.running(self.step, sums):
+            with self.report.timed("total"), engine.running(self.step.longest_row, sums):
                 engine.follow(self.step, sums, "gradients")
                 engine.walk(self.step, self.pages, "gradients", self.report)
             return sums.take()

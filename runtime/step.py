@@ -44,6 +44,7 @@ class Step:
         graph: id in the store.
         values: [n] log-probabilities of each node's terms, on the host; zeros until the node has run.
         gradients: [n] dL/dlogp of each node's terms, summed over rows, on the host.
+        max_visit_tokens: most tail tokens replayed together.
         captured: graphs of captured nodes that are not popped yet.
         random_states: of the first run of each visit's nodes, for models that draw random numbers.
     """
@@ -55,17 +56,31 @@ class Step:
     graph: int
     values: list[torch.Tensor]
     gradients: list[torch.Tensor]
+    max_visit_tokens: int
     captured: dict[int, CapturedGraph] = field(default_factory=dict)
     random_states: dict[tuple[int, ...], RandomStates] = field(default_factory=dict)
 
+    @property
+    def longest_row(self) -> int:
+        """Tokens of the longest row."""
+        return max(node.end for node in self.tree.nodes)
+
 
 def make_step(
-    tree: Tree, terms: Terms, *, namespace: bytes, constants: frozenset[int], graph: int, dtype: torch.dtype
+    tree: Tree,
+    terms: Terms,
+    *,
+    namespace: bytes,
+    constants: frozenset[int],
+    graph: int,
+    dtype: torch.dtype,
+    max_visit_tokens: int,
 ) -> Step:
     """A step at its beginning; `dtype` is the model's."""
     values = [torch.zeros(len(t), dtype=accumulator_dtype(dtype)) for t in terms.of_node]
     gradients = [torch.zeros_like(v) for v in values]
-    return Step(tree, terms, chain_digests(tree, namespace), constants, graph, values, gradients)
+    digests = chain_digests(tree, namespace)
+    return Step(tree, terms, digests, constants, graph, values, gradients, max_visit_tokens)
 
 
 def chain_digests(tree: Tree, namespace: bytes) -> list[bytes]:
