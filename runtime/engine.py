@@ -6,6 +6,7 @@ import hashlib
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -88,6 +89,7 @@ class Engine:
             graph=self.store.new_graph(),
             dtype=self.dtype,
             max_visit_tokens=limits.max_visit_tokens,
+            sums=self.sums,
         )
 
     def _namespace(self, longest_row: int) -> bytes:
@@ -109,13 +111,12 @@ class Engine:
         state = self.adapter.identity() + modes
         if self._shape is None or self._shape[0] != state:
             with torch.random.fork_rng(enabled=self.options.share_dropout):
-                self._shape = (state, probe_shape(self.runner, self.dtype))
-            sums.clear()
+                self._shape = (state, probe_shape(self.runner, self.dtype, sums))
         return self._shape[1]
 
-    def follow(self, step: Step, sums: ParameterSums, *passes: Passes) -> None:
+    def follow(self, step: Step, *passes: Passes) -> None:
         """Makes the accesses of these walks, one after the other, the store's known future."""
-        shape = self.shape(sums)
+        shape = self.shape(step.sums)
         visits = [
             v
             for p in passes
@@ -136,7 +137,7 @@ class Engine:
         for visit in visits:
             with report.timed(visit.kind):
                 self._visit(step, pages, visit, after_tails)
-            report.gradient_sum_bytes = max(report.gradient_sum_bytes, self.sums.num_bytes)
+            report.gradient_sum_bytes = max(report.gradient_sum_bytes, step.sums.num_bytes)
 
     def _visit(self, step: Step, pages: StepPages, visit: Visit, after_tails: AfterTails | None) -> None:
         if visit.kind == "capture":
@@ -144,8 +145,15 @@ class Engine:
         elif visit.kind == "score":
             self.runner.score(step, pages, visit.nodes)
         elif visit.kind == "replay":
-            fill = None if after_tails is None else lambda: after_tails(visit.nodes)
+            fill = None if after_tails is None else partial(_fill, step, visit.nodes, after_tails)
             self.runner.replay(step, pages, visit.nodes, fill)
         else:
+            step.check_parameters()
             self.runner.pop(step, pages, visit.nodes[0])
             pages.drop_node(step.digests[visit.nodes[0]])
+
+
+def _fill(step: Step, leaves: tuple[int, ...], after_tails: AfterTails) -> None:
+    """Lets the caller's losses run between forward and backward; they must leave the weights alone."""
+    after_tails(leaves)
+    step.check_parameters()

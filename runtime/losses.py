@@ -52,7 +52,8 @@ def row_loss(
         )
     if not loss.requires_grad:  # a row that was masked out altogether
         return value, torch.zeros(len(leaf), dtype=leaf.dtype)
-    (grad,) = torch.autograd.grad(loss.reshape(()), leaf, allow_unused=True)
+    found: tuple[torch.Tensor | None, ...] = torch.autograd.grad(loss.reshape(()), leaf, allow_unused=True)
+    grad = found[0]
     if grad is None:
         return value, torch.zeros(len(leaf), dtype=leaf.dtype)
     if not bool(torch.isfinite(grad).all()):

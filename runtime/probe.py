@@ -14,6 +14,7 @@ from tiercache.entry import PageKey
 from tiercache.plan import Operation
 from tiercache.runtime.frame import LayerSpec
 from tiercache.runtime.kernels import accumulator_dtype
+from tiercache.runtime.params import ParameterSums
 from tiercache.runtime.schedule import VisitKind
 from tiercache.runtime.step import Step, make_step
 from tiercache.runtime.terms import NodeTerms, Terms
@@ -138,22 +139,29 @@ def probe_tree() -> Tree:
     return Tree(nodes, [2, 3], {2: 2 * _TOKENS, 3: _TOKENS})
 
 
-def _probe_step(dtype: torch.dtype) -> Step:
+def _probe_step(dtype: torch.dtype, sums: ParameterSums) -> Step:
     tree = probe_tree()
     ends = NodeTerms(np.array([_TOKENS - 1]), np.array([1]), np.array([True]))
     none = NodeTerms(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.bool_))
     terms = Terms([ends, ends, none, none], [], [])
     return make_step(
-        tree, terms, namespace=b"probe", constants=frozenset(), graph=1, dtype=dtype, max_visit_tokens=_TOKENS
+        tree,
+        terms,
+        namespace=b"probe",
+        constants=frozenset(),
+        graph=1,
+        dtype=dtype,
+        max_visit_tokens=_TOKENS,
+        sums=sums,
     )
 
 
-def probe_shape(runner: Any, dtype: torch.dtype) -> Shape:
+def probe_shape(runner: Any, dtype: torch.dtype, sums: ParameterSums) -> Shape:
     """Runs the probe's visits through a `VisitRunner`, whose model is on its stand-ins and attached.
 
-    The parameters' sums hold the probe's gradients afterwards: the caller clears them.
+    `sums` holds nothing of the probe's gradients afterwards.
     """
-    step, store = _probe_step(dtype), _Recorder()
+    step, store = _probe_step(dtype, sums), _Recorder()
     events: dict[VisitKind, tuple[Event, ...]] = {}
 
     def visit(kind: VisitKind, node: int, run: Callable[[], None]) -> None:
@@ -170,6 +178,7 @@ def probe_shape(runner: Any, dtype: torch.dtype) -> Shape:
         visit("replay", 3, lambda: runner.replay(step, store, (3,), None))
     runner.replay(step, store, (2,), None)
     visit("pop", 1, lambda: runner.pop(step, store, 1))
+    sums.clear()
     return Shape(tuple(runner.adapter.router.specs.values()), events, max(1, kept.num_bytes // _TOKENS))
 
 

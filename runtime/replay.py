@@ -82,15 +82,14 @@ class BranchReplay:
                 step.terms.scatter_add(step.gradients, index, grad)
 
         pages = StepPages(self.store, step.graph)
-        sums = self.engine.sums
-        versions = sums.versions()
+        sums = step.sums
         stalled = self.store.stats().stall_s
         with report.timed("total"):
             try:
                 with self.engine.running(step.longest_row, sums):
-                    self.engine.follow(step, sums, "step")
+                    self.engine.follow(step, "step")
                     self.engine.walk(step, pages, "step", report, after_tails)
-                sums.check_versions(versions)
+                step.check_parameters()
                 gradients = sums.take()
             finally:
                 sums.clear()
@@ -125,9 +124,9 @@ class BranchReplay:
         step = self.engine.make_step(checked)
         run = _Run(self, step, checked)
         try:
-            with self.engine.running(step.longest_row, run.sums), run.report.timed("total"):
+            with self.engine.running(step.longest_row, step.sums), run.report.timed("total"):
                 self.engine.follow(
-                    step, run.sums, *(("scores", "gradients") if wants_gradient else ("scores",))
+                    step, step.sums, *(("scores", "gradients") if wants_gradient else ("scores",))
                 )
                 self.engine.walk(step, run.pages, "scores", run.report)
         except BaseException:
@@ -141,7 +140,7 @@ class BranchReplay:
         if not wants_gradient:
             run.end()
             return values
-        result: torch.Tensor = _LogProbs.apply(run, values, *run.sums.parameters)  # type: ignore[no-untyped-call]
+        result: torch.Tensor = _LogProbs.apply(run, values, *step.sums.parameters)  # type: ignore[no-untyped-call]
         return result
 
 
@@ -161,8 +160,6 @@ class _Run:
         self.replay, self.step, self.rows = replay, step, rows
         self.pages = StepPages(replay.store, step.graph)
         self.report = _new_report(step, rows)
-        self.sums = replay.engine.sums  # the graph leads to these stand-ins
-        self.versions = self.sums.versions()
         self._finalizer = weakref.finalize(self, _drop_quietly, self.pages)
 
     def end(self) -> None:
@@ -178,17 +175,17 @@ class _Run:
                 "backward of logprobs a second time: its pages are gone",
                 remedy="call logprobs again; retain_graph cannot keep them",
             )
-        engine, sums = self.replay.engine, self.sums
+        engine, sums = self.replay.engine, self.step.sums
         stalled = self.replay.store.stats().stall_s
         try:
-            sums.check_versions(self.versions)
+            self.step.check_parameters()
             host = grad.detach().cpu()
             for n, row in enumerate(self.rows):
                 mine = host[n, torch.from_numpy(row.columns[row.scored])]
                 if len(mine):
                     self.step.terms.scatter_add(self.step.gradients, n, mine.to(self.step.gradients[0].dtype))
             with self.report.timed("total"), engine.running(self.step.longest_row, sums):
-                engine.follow(self.step, sums, "gradients")
+                engine.follow(self.step, "gradients")
                 engine.walk(self.step, self.pages, "gradients", self.report)
             return sums.take()
         finally:

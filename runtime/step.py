@@ -9,6 +9,7 @@ import torch
 
 from tiercache.runtime.frame import Frame
 from tiercache.runtime.kernels import accumulator_dtype
+from tiercache.runtime.params import ParameterSums
 from tiercache.runtime.saved_tensors import LayerInputs
 from tiercache.runtime.terms import Terms
 from tiercache.runtime.tree import Tree
@@ -45,6 +46,8 @@ class Step:
         values: [n] log-probabilities of each node's terms, on the host; zeros until the node has run.
         gradients: [n] dL/dlogp of each node's terms, summed over rows, on the host.
         max_visit_tokens: most tail tokens replayed together.
+        sums: stand-ins that the visits' graphs lead to, and the sums of their gradients.
+        versions: of the parameters when the step began.
         captured: graphs of captured nodes that are not popped yet.
         random_states: of the first run of each visit's nodes, for models that draw random numbers.
     """
@@ -57,6 +60,8 @@ class Step:
     values: list[torch.Tensor]
     gradients: list[torch.Tensor]
     max_visit_tokens: int
+    sums: ParameterSums
+    versions: tuple[int, ...]
     captured: dict[int, CapturedGraph] = field(default_factory=dict)
     random_states: dict[tuple[int, ...], RandomStates] = field(default_factory=dict)
 
@@ -64,6 +69,10 @@ class Step:
     def longest_row(self) -> int:
         """Tokens of the longest row."""
         return max(node.end for node in self.tree.nodes)
+
+    def check_parameters(self) -> None:
+        """Raises ParameterChangedError, naming the parameter, when one was written since the step began."""
+        self.sums.check_versions(self.versions)
 
 
 def make_step(
@@ -75,12 +84,15 @@ def make_step(
     graph: int,
     dtype: torch.dtype,
     max_visit_tokens: int,
+    sums: ParameterSums,
 ) -> Step:
     """A step at its beginning; `dtype` is the model's."""
     values = [torch.zeros(len(t), dtype=accumulator_dtype(dtype)) for t in terms.of_node]
     gradients = [torch.zeros_like(v) for v in values]
     digests = chain_digests(tree, namespace)
-    return Step(tree, terms, digests, constants, graph, values, gradients, max_visit_tokens)
+    return Step(
+        tree, terms, digests, constants, graph, values, gradients, max_visit_tokens, sums, sums.versions()
+    )
 
 
 def chain_digests(tree: Tree, namespace: bytes) -> list[bytes]:
