@@ -86,7 +86,7 @@ class BranchReplay:
         stalled = self.store.stats().stall_s
         with report.timed("total"):
             try:
-                with self.engine.running(step.longest_row, sums):
+                with self.engine.running(step.tree.longest_row, sums):
                     self.engine.follow(step, "step")
                     self.engine.walk(step, pages, "step", report, after_tails)
                 step.check_parameters()
@@ -124,10 +124,8 @@ class BranchReplay:
         step = self.engine.make_step(checked)
         run = _Run(self, step, checked)
         try:
-            with self.engine.running(step.longest_row, step.sums), run.report.timed("total"):
-                self.engine.follow(
-                    step, step.sums, *(("scores", "gradients") if wants_gradient else ("scores",))
-                )
+            with self.engine.running(step.tree.longest_row, step.sums), run.report.timed("total"):
+                self.engine.follow(step, *(("scores", "gradients") if wants_gradient else ("scores",)))
                 self.engine.walk(step, run.pages, "scores", run.report)
         except BaseException:
             run.end()
@@ -184,7 +182,7 @@ class _Run:
                 mine = host[n, torch.from_numpy(row.columns[row.scored])]
                 if len(mine):
                     self.step.terms.scatter_add(self.step.gradients, n, mine.to(self.step.gradients[0].dtype))
-            with self.report.timed("total"), engine.running(self.step.longest_row, sums):
+            with self.report.timed("total"), engine.running(self.step.tree.longest_row, sums):
                 engine.follow(self.step, "gradients")
                 engine.walk(self.step, self.pages, "gradients", self.report)
             return sums.take()

@@ -65,11 +65,6 @@ class Step:
     captured: dict[int, CapturedGraph] = field(default_factory=dict)
     random_states: dict[tuple[int, ...], RandomStates] = field(default_factory=dict)
 
-    @property
-    def longest_row(self) -> int:
-        """Tokens of the longest row."""
-        return max(node.end for node in self.tree.nodes)
-
     def check_parameters(self) -> None:
         """Raises ParameterChangedError, naming the parameter, when one was written since the step began."""
         self.sums.check_versions(self.versions)
