@@ -35,7 +35,7 @@ def _plan_visit(plan: AccessPlan, runner: Any, step: Step, visit: Visit, shape: 
         event = group[0]
         if event.role == "ancestor":
             _plan_burst(plan, frame, shape, group)
-        elif not (constant and event.kind == "layer_input"):
+        elif not (constant and event.operation == "put" and _of_graph(event.kind)):
             graph = step.graph if _of_graph(event.kind) else 0
             key = PageKey(own.digest, event.layer, event.kind, graph)
             plan.add(event.operation, key, event.bytes_per_token * (own.end - own.begin))
@@ -74,4 +74,5 @@ def _plan_discards(plan: AccessPlan, step: Step, node: int, shape: Shape) -> Non
 
 
 def _of_graph(kind: str) -> bool:
-    return kind == "layer_input" or kind.startswith("grad_")
+    """Whether pages of this kind belong to one graph, not to their content."""
+    return kind not in ("key", "value")

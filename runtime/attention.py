@@ -64,12 +64,16 @@ class _PageAttention(torch.autograd.Function):
         layer: LayerSpec,
         block: Block,
     ) -> torch.Tensor:
-        out, lse = _forward(q, k, v, frame, layer, block)
-        if sinks is not None:
-            total = torch.logaddexp(lse, sinks.to(lse.dtype)[None, :, None])
-            out *= torch.exp(lse - total)[..., None]
-            lse = total
-        out = out.to(q.dtype)
+        kept = _take_kept(frame, layer) if frame.keep_attention and frame.phase == "pop" else None
+        if kept is None:
+            out, lse = _forward(q, k, v, frame, layer, block)
+            out, lse = _add_sinks(out, lse, sinks)
+            out = out.to(q.dtype)
+        else:
+            out, lse = kept
+        if frame.keep_attention and frame.phase == "capture":
+            frame.store.put(_own_key(frame, layer, "attention_output"), out)
+            frame.store.put(_own_key(frame, layer, "attention_lse"), lse)
         _write_pages(k, v, frame, layer)
         ctx.save_for_backward(q, k, v, out, lse, sinks)
         ctx.frame, ctx.layer, ctx.block = frame, layer, block
@@ -90,6 +94,28 @@ class _PageAttention(torch.autograd.Function):
             delta = (grad_out.to(dtype) * out.to(dtype)).sum(-1)
             dsinks = -(torch.exp(sinks.to(dtype)[None, :, None] - lse) * delta).sum((0, 2)).to(sinks.dtype)
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dsinks, None, None, None
+
+
+def _add_sinks(
+    out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Lets each head's sink join its softmax, once."""
+    if sinks is None:
+        return out, lse
+    total = torch.logaddexp(lse, sinks.to(lse.dtype)[None, :, None])
+    return out.mul_(torch.exp(lse - total)[..., None]), total
+
+
+def _take_kept(frame: Frame, layer: LayerSpec) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """What capture left of this layer, so that the recomputation skips its attention."""
+    out = frame.store.take(_own_key(frame, layer, "attention_output"))
+    lse = frame.store.take(_own_key(frame, layer, "attention_lse"))
+    return None if out is None or lse is None else (out, lse)
+
+
+def _own_key(frame: Frame, layer: LayerSpec, kind: str) -> PageKey:
+    """A page of the node that is visited, which belongs to this graph alone."""
+    return PageKey(frame.pieces[0].digest, layer.index, kind, frame.graph)
 
 
 def _own_block(frame: Frame, layer: LayerSpec, piece: Piece, block: Block) -> Block:
@@ -256,6 +282,6 @@ def _write_pages(k: torch.Tensor, v: torch.Tensor, frame: Frame, layer: LayerSpe
 
 def _add_gradient_page(grad: torch.Tensor, frame: Frame, layer: LayerSpec, kind: str) -> None:
     """Adds what the descendants sent back into this node's page to `grad`, in place."""
-    total = frame.store.take(PageKey(frame.pieces[0].digest, layer.index, kind, frame.graph))
+    total = frame.store.take(_own_key(frame, layer, kind))
     if total is not None:
         grad[0] += total

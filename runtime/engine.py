@@ -49,7 +49,7 @@ class Engine:
         self.runner = VisitRunner(
             adapter,
             self.head,
-            keep_graph=options.prefix_activations == "layer_inputs",
+            keep=options.prefix_activations,
             share_dropout=options.share_dropout,
             debug=options.debug,
         )

@@ -98,6 +98,7 @@ class Frame:
         device: of the queries.
         phase: "capture" writes pages, "pop" takes gradient pages and adds them to dK and dV, "replay" and
             "score" do neither.
+        keep_attention: capture leaves attention outputs and log-sum-exps in the store, and pop takes them back.
         debug: compare recomputed pages with the captured ones, bit for bit.
     """
 
@@ -107,6 +108,7 @@ class Frame:
     ancestors: list[Ancestor]
     device: torch.device
     phase: str
+    keep_attention: bool = False
     debug: bool = False
     _calls: dict[int | None, list[PageCall]] = field(default_factory=dict)
     _own_bias: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)

@@ -8,8 +8,8 @@ from typing import Literal
 from tiercache.errors import ConfigError
 
 PrefixGradient = Literal["exact", "detached"] | int
-PrefixActivations = Literal["layer_inputs", "recompute"]
-PREFIX_ACTIVATIONS = ("layer_inputs", "recompute")
+PrefixActivations = Literal["layer_inputs", "recompute", "attention"]
+PREFIX_ACTIVATIONS = ("layer_inputs", "recompute", "attention")
 
 DEFAULT_MIN_SHARED_TOKENS = 256
 DEFAULT_HEAD_BYTES = 64 << 20
@@ -23,7 +23,8 @@ class ReplayOptions:
         prefix_gradient: "exact", "detached" (ancestors' pages and boundary states are constants; shared
             scored tokens still get their own terms), or a window w: keys and values more than w tokens before
             the nearest branch are constants for every later node.
-        prefix_activations: what capture leaves in the store for pop: "layer_inputs" or nothing ("recompute").
+        prefix_activations: what capture leaves in the store for pop: "layer_inputs", nothing ("recompute"), or
+            layer inputs and each layer's attention output and log-sum-exp ("attention").
         max_node_tokens: longest node; from the device budget by default.
         max_visit_tokens: most tail tokens replayed together, and the longest tail.
         max_visit_bytes: the same as a bound of a visit's activations; 4 times the device budget by default.

@@ -11,6 +11,7 @@ from tiercache.runtime.adapters.base import ModelAdapter
 from tiercache.runtime.checkpointing import checkpointed, own_checkpointing_off
 from tiercache.runtime.frame import Ancestor, Frame, PageStore, Piece
 from tiercache.runtime.head import ChunkedHead
+from tiercache.runtime.options import PrefixActivations
 from tiercache.runtime.saved_tensors import LayerInputs
 from tiercache.runtime.step import CapturedGraph, Step, needs_graph
 
@@ -21,16 +22,23 @@ class VisitRunner:
     Args:
         adapter: of the model.
         head: its vocabulary projection.
-        keep_graph: capture keeps a checkpointed graph for pop ("layer_inputs"), or nothing ("recompute").
+        keep: what capture leaves in the store for pop, as `ReplayOptions.prefix_activations` says.
         share_dropout: the model draws random numbers; every later run of a node repeats those of its first.
         debug: compare recomputed pages with captured ones.
     """
 
     def __init__(
-        self, adapter: ModelAdapter, head: ChunkedHead, *, keep_graph: bool, share_dropout: bool, debug: bool
+        self,
+        adapter: ModelAdapter,
+        head: ChunkedHead,
+        *,
+        keep: PrefixActivations,
+        share_dropout: bool,
+        debug: bool,
     ) -> None:
         self.adapter, self.head = adapter, head
-        self.keep_graph, self.share_dropout, self.debug = keep_graph, share_dropout, debug
+        self.keep, self.share_dropout, self.debug = keep, share_dropout, debug
+        self.keep_graph = keep != "recompute"
 
     def frame(self, step: Step, store: PageStore, nodes: tuple[int, ...], phase: str) -> Frame:
         """The frame of a visit of `nodes`, which share a parent."""
@@ -43,7 +51,10 @@ class VisitRunner:
             Ancestor(step.digests[a], tree.nodes[a].start, len(tree.nodes[a].tokens), a not in step.constants)
             for a in tree.path(nodes[0])[:-1]
         ]
-        return Frame(store, step.graph, pieces, ancestors, self.adapter.device, phase, self.debug)
+        keep_attention = self.keep == "attention" and phase == "capture" and needs_graph(step, nodes[0])
+        return Frame(
+            store, step.graph, pieces, ancestors, self.adapter.device, phase, keep_attention, self.debug
+        )
 
     def _hidden(self, step: Step, frame: Frame) -> torch.Tensor:
         """[n, E] last hidden states at the terms of the frame's nodes, in order."""

@@ -35,6 +35,7 @@ class _Plans:
     [
         {},
         {"prefix_activations": "recompute"},
+        {"prefix_activations": "attention"},
         {"prefix_gradient": "detached"},
         {"prefix_gradient": 3},
         {"debug": True},

@@ -62,7 +62,7 @@ def test_fp32(name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("activations", ["layer_inputs", "recompute"])
+@pytest.mark.parametrize("activations", ["layer_inputs", "recompute", "attention"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_whole_product(name, mode, activations):
