@@ -61,7 +61,15 @@ class Engine:
         """Of the model's parameters."""
         return next(p.dtype for p in self.model.parameters() if p.is_floating_point())
 
-    def _make_tree(self, rows: Sequence[TokenRow], limits: Limits) -> Tree:
+    def limits(self, longest_row: int) -> Limits:
+        """How long nodes and visits may be."""
+        with self.running(longest_row, self.sums):
+            shape = self.shape(self.sums)
+        return choose_limits(self.options, shape, self.store.config.device_bytes)
+
+    def make_tree(self, rows: Sequence[TokenRow]) -> Tree:
+        """The tree of a batch, cut as the options and limits say."""
+        limits = self.limits(max(len(row.tokens) for row in rows))
         tree = build_tree(
             rows,
             min_shared_tokens=self.options.min_shared_tokens,
@@ -75,11 +83,7 @@ class Engine:
         """The state of a new step on a batch, on the parameters as they are now."""
         if not self.sums.matches(self.model):  # the user exchanged, froze or thawed some
             self.sums = ParameterSums(self.model, sum_in_fp32=self.options.sum_in_fp32)
-        longest = max(len(row.tokens) for row in rows)
-        with self.running(longest, self.sums):
-            shape = self.shape(self.sums)
-        limits = choose_limits(self.options, shape, self.store.config.device_bytes)
-        tree = self._make_tree(rows, limits)
+        tree = self.make_tree(rows)
         window = self.options.window
         return make_step(
             tree,
@@ -88,7 +92,7 @@ class Engine:
             constants=frozenset() if window is None else constant_nodes(tree, window),
             graph=self.store.new_graph(),
             dtype=self.dtype,
-            max_visit_tokens=limits.max_visit_tokens,
+            max_visit_tokens=self.limits(tree.longest_row).max_visit_tokens,
             sums=self.sums,
         )
 
