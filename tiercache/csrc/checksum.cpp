@@ -1,29 +1,46 @@
 #include "checksum.hpp"
 
-#include <array>
+#include <cstring>
+#include <iterator>
+
+#include "checksum_paths.hpp"
 
 namespace tiercache {
 namespace {
 
-constexpr std::array<std::uint32_t, 256> make_table() {
-  std::array<std::uint32_t, 256> table{};
-  for (std::uint32_t byte = 0; byte < 256; ++byte) {
-    std::uint32_t value = byte;
-    for (int bit = 0; bit < 8; ++bit) value = (value >> 1) ^ ((value & 1u) ? 0x82F63B78u : 0u);
-    table[byte] = value;
-  }
-  return table;
-}
+constexpr CrcPath kPaths[] = {
+#if defined(__x86_64__)
+    {"vpclmulqdq", crc32c_vpclmul, has_vpclmul},
+    {"sse4.2", crc32c_sse42, has_sse42},
+#endif
+    {"portable", crc32c_portable, []() noexcept { return true; }},
+};
 
-constexpr auto kTable = make_table();
+const CrcPath& best() noexcept {
+  static const CrcPath& found = [&]() -> const CrcPath& {
+    for (const CrcPath& path : kPaths) {
+      if (path.available()) return path;
+    }
+    return kPaths[std::size(kPaths) - 1];
+  }();
+  return found;
+}
 
 }  // namespace
 
 std::uint32_t crc32c(std::uint32_t crc, const void* data, std::size_t size) noexcept {
-  const auto* bytes = static_cast<const unsigned char*>(data);
-  crc = ~crc;
-  for (std::size_t i = 0; i < size; ++i) crc = (crc >> 8) ^ kTable[(crc ^ bytes[i]) & 0xFFu];
-  return ~crc;
+  return ~best().update(~crc, static_cast<const std::uint8_t*>(data), size);
+}
+
+const char* crc32c_path() noexcept { return best().name; }
+
+bool crc32c_by(const char* name, std::uint32_t& crc, const void* data, std::size_t size) noexcept {
+  for (const CrcPath& path : kPaths) {
+    if (std::strcmp(path.name, name) != 0 || !path.available()) continue;
+    crc = ~path.update(~crc, static_cast<const std::uint8_t*>(data), size);
+    return true;
+  }
+  return false;
 }
 
 }  // namespace tiercache

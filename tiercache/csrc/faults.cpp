@@ -63,7 +63,7 @@ class FaultEngine final : public IoEngine {
 
   bool submit(const IoRequest& request) override {
     // A request that the inner engine turned away comes again and must not meet a second rule.
-    const bool again = refused_.id == request.id && refused_.valid;
+    const bool again = refused_.valid && refused_.fd == request.fd && refused_.offset == request.offset;
     FaultRule rule;
     const bool hit = again ? refused_.hit : faults_->match(request, rule);
     if (again) rule = refused_.rule;
@@ -73,19 +73,21 @@ class FaultEngine final : public IoEngine {
       return true;
     }
     IoRequest carried = request;
-    if (hit && rule.action == FaultAction::kShort && request.kind != IoKind::kSync) cut(carried, rule.bytes);
-    if (hit && rule.action == FaultAction::kShort && carried.length() == 0) {
-      failed_.push_back({request.id, 0});
+    const bool cut_short = hit && rule.action == FaultAction::kShort && request.length() > rule.bytes;
+    if (cut_short) cut(carried, rule.bytes / 4096 * 4096);
+    if (cut_short && carried.length() == 0) {
+      failed_.push_back({request.id, static_cast<std::int64_t>(rule.bytes)});
       refused_.valid = false;
       return true;
     }
     IoRequest& kept = kept_[request.id] = carried;
     if (!inner_->submit(kept)) {
       kept_.erase(request.id);
-      refused_ = {true, hit, request.id, rule};
+      refused_ = {true, hit, request.fd, request.offset, rule};
       return false;
     }
     refused_.valid = false;
+    if (cut_short) short_bytes_[request.id] = static_cast<std::int64_t>(rule.bytes);
     if (hit && rule.action == FaultAction::kLate) late_ms_[request.id] = rule.delay_ms;
     if (hit && rule.action == FaultAction::kReorder) held_ids_[request.id] = rule.hold;
     return true;
@@ -98,8 +100,12 @@ class FaultEngine final : public IoEngine {
     inner_->wait(arrived, timeout_ms);
     done.insert(done.end(), failed_.begin(), failed_.end());
     failed_.clear();
-    for (const IoDone& one : arrived) {
+    for (IoDone& one : arrived) {
       kept_.erase(one.id);
+      if (const auto cut = short_bytes_.find(one.id); cut != short_bytes_.end()) {
+        if (one.result >= 0) one.result = cut->second;
+        short_bytes_.erase(cut);
+      }
       if (const auto late = late_ms_.find(one.id); late != late_ms_.end()) {
         late_.push_back({Clock::now() + std::chrono::milliseconds(late->second), one});
         late_ms_.erase(late);
@@ -137,7 +143,8 @@ class FaultEngine final : public IoEngine {
 
   struct Refused {
     bool valid = false, hit = false;
-    std::uint64_t id = 0;
+    int fd = -1;
+    std::uint64_t offset = 0;
     FaultRule rule;
   };
   std::unique_ptr<IoEngine> inner_;
@@ -147,6 +154,7 @@ class FaultEngine final : public IoEngine {
   std::vector<std::pair<Clock::time_point, IoDone>> late_;
   std::unordered_map<std::uint64_t, IoRequest> kept_;  // the inner engine points into these
   std::unordered_map<std::uint64_t, unsigned> late_ms_, held_ids_;
+  std::unordered_map<std::uint64_t, std::int64_t> short_bytes_;
   unsigned hold_ = 0;
   Clock::time_point held_since_;
 };

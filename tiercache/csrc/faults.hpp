@@ -12,7 +12,7 @@ namespace tiercache {
 
 enum class FaultAction : std::uint8_t {
   kError,    // completes with -code, nothing reaches the file
-  kShort,    // only the first `bytes` bytes are carried out
+  kShort,    // says `bytes`, and carries out the whole blocks of them
   kLate,     // the completion comes `delay_ms` after the work
   kReorder,  // completions are held until `hold` of them are there, then given in reverse
 };

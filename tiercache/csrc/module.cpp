@@ -57,6 +57,18 @@ void bind_checksum(nb::module_& m) {
         return crc32c(crc, data.data(), data.size());
       },
       "data"_a, "crc"_a = 0, "CRC32C of a one-dimensional contiguous uint8 array, continued from `crc`.");
+  m.def("crc32c_path", &crc32c_path, "Name of the path that crc32c takes on this processor.");
+  m.def(
+      "crc32c_by",
+      [](const std::string& path, const Bytes& data, std::uint32_t crc) -> nb::object {
+        bool found = false;
+        {
+          nb::gil_scoped_release release;
+          found = crc32c_by(path.c_str(), crc, data.data(), data.size());
+        }
+        return found ? nb::object(nb::int_(crc)) : nb::none();
+      },
+      "path"_a, "data"_a, "crc"_a = 0, "CRC32C by one named path; None where this processor lacks it.");
 }
 
 // ---- host arena

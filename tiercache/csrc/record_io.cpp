@@ -4,7 +4,7 @@
 #include <cerrno>
 #include <cstring>
 #include <deque>
-#include <optional>
+#include <vector>
 
 #include "checksum.hpp"
 #include "errors.hpp"
@@ -65,7 +65,7 @@ class Transfer {
   Transfer& operator=(const Transfer&) = delete;
 
   void offer(std::size_t piece, const IoRequest& request) {
-    offered_ = true;
+    offered_.push_back(piece);
     path_.drive.offer(job_, piece, request);
   }
 
@@ -113,16 +113,17 @@ class Transfer {
  private:
   // What is queued is taken back; what is in flight is waited for, however long the drive takes.
   void settle() {
-    if (!offered_ || settled_) return;
+    if (offered_.empty() || settled_) return;
     settled_ = true;
     path_.drive.cancel(job_, ECANCELED);
-    job_->wait_all(Clock::time_point::max());
+    for (const std::size_t piece : offered_) job_->wait(piece, Clock::time_point::max());
   }
 
   const RecordPath& path_;
   std::shared_ptr<Job> job_;
   std::deque<std::pair<std::size_t, AlignedMemory>> buffers_;
-  bool offered_ = false, settled_ = false;
+  std::vector<std::size_t> offered_;
+  bool settled_ = false;
 };
 
 }  // namespace

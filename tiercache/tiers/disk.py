@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tiercache import _core
-from tiercache.entry import PageKey
 from tiercache.errors import (
     ConfigError,
     PageStateError,
@@ -23,6 +23,8 @@ from tiercache.errors import (
 from tiercache.tiers import disk_files
 from tiercache.tiers.base import ByteArray, PageMeta, Slot, Tier
 from tiercache.tiers.disk_index import DiskIndex, index_crc, is_sound, remove_index
+from tiercache.tiers.disk_meta import meta_of
+from tiercache.tiers.disk_readonly import ReadOnlyCore
 
 Durability = Literal["scratch", "process", "power"]
 
@@ -104,10 +106,22 @@ class DiskTier(Tier):
         self._owner = os.getpid()
         self._closed = False
         self._logging = log
-        for directory in self.directories:
-            disk_files.make_directory(directory)
-        self._lock = _core.WriterLock(str(self._root))
-        self._store = self._next_epoch()
+        self._index: DiskIndex | None = None
+        self._index_error: Exception | None = None
+        self._thread: threading.Thread | None = None
+        self.refused_files: list[str] = []
+        self.read_only = False
+        self.core: Any
+        try:
+            for directory in self.directories:
+                disk_files.make_directory(directory)
+            self._lock: _core.WriterLock | None = _core.WriterLock(str(self._root))
+            self._store = self._next_epoch()
+        except TierIOError as error:
+            if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+                raise
+            self._open_read_only(error)
+            return
         self.core = _core.Disk(
             directories=[str(path / f"drive{number}") for number, path in enumerate(self.directories)],
             capacity_bytes=capacity_bytes,
@@ -127,15 +141,21 @@ class DiskTier(Tier):
             log=log,
         )
         self._capacity_bytes = self.core.capacity_bytes
-        self._index: DiskIndex | None = None
-        self._index_error: Exception | None = None
-        self._thread: threading.Thread | None = None
-        self.refused_files: list[str] = self.core.open_existing(durability != "scratch")
+        self.refused_files = self.core.open_existing(durability != "scratch")
         if durability != "scratch":
             self._open_index(capacity_bytes)
         self._say_once()
 
     # ---- opening ----
+
+    def _open_read_only(self, error: TierIOError) -> None:
+        if not (self._root / "STORE").exists():
+            raise error
+        self.read_only = True
+        self._lock = None
+        self.core = ReadOnlyCore(self.directories)
+        self._capacity_bytes = 0
+        _log.warning("disk tier: %s is read-only: pages are read from it and none are written", self._root)
 
     def _next_epoch(self) -> disk_files.StoreFile:
         store = disk_files.read_store_file(self._root) or disk_files.new_store_file()
@@ -184,7 +204,7 @@ class DiskTier(Tier):
 
     def _adopt(self, digest: bytes, value: bytes) -> bool:
         try:
-            return self.core.adopt(value) == "" and _core.index_fields(value)[0][0] == digest
+            return _core.index_fields(value)[0][0] == digest and self.core.adopt(value) == ""
         except TierCacheError:
             return False
 
@@ -279,7 +299,8 @@ class DiskTier(Tier):
 
     def remove(self, digest: bytes) -> bool:
         """Deletes the persistent record of this key. False when there is none."""
-        return self.core.remove(digest)
+        removed: bool = self.core.remove(digest)
+        return removed
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Returns once every record and deletion so far is as durable as `durability` promises.
@@ -322,6 +343,8 @@ class DiskTier(Tier):
         except TierCacheError as error:
             _log.warning("disk tier: close of %s: %s", self._root, error)
         calm = self.core.close(self._timeout_s)
+        if self.read_only:
+            return
         if not calm:
             _log.warning(
                 "disk tier: close of %s: I/O was still in flight after %s s", self._root, self._timeout_s
@@ -332,7 +355,7 @@ class DiskTier(Tier):
             self._index.close()
             self._store.index_crc = index_crc(self._root / "index")
         self._end_files()
-        del self._lock
+        self._lock = None
 
     def _end_files(self) -> None:
         try:
@@ -343,19 +366,3 @@ class DiskTier(Tier):
             disk_files.write_store_file(self._root, self._store, sync=self.durability == "power")
         except (OSError, TierIOError) as error:
             _log.warning("disk tier: close of %s: %s", self._root, error)
-
-
-def meta_of(fields: tuple[Any, ...]) -> PageMeta:
-    """PageMeta from the fields of a record, as the core gives them."""
-    digest, namespace, dtype, shape, codec, raw_bytes, stored_bytes, key, persistent = fields
-    return PageMeta(
-        digest,
-        namespace,
-        dtype,
-        shape,
-        codec,
-        raw_bytes,
-        stored_bytes,
-        None if key is None else PageKey(*key),
-        persistent,
-    )

@@ -21,7 +21,14 @@ from tiercache.errors import StoreLockedError, TierIOError
 
 Change = tuple[bytes, int, bytes | None]
 
-_PROBE = "import lmdb,sys\nwith lmdb.open(sys.argv[1],readonly=True,lock=False,create=False).begin() as t:\n for _ in t.cursor(): pass"
+_PROBE = """
+import sys
+sys.path[:0] = sys.argv[2:]
+import lmdb
+with lmdb.open(sys.argv[1], readonly=True, lock=False, create=False).begin() as txn:
+    for _ in txn.cursor():
+        pass
+"""
 _META_MAGIC = 0xBEEFC0DE
 _MAP_BYTES_PER_RECORD = 1024
 _SMALLEST_RECORD_BYTES = 64 << 10
@@ -45,13 +52,14 @@ class DiskIndex:
         try:
             self._env = lmdb.open(
                 str(path),
-                map_size=map_bytes,
+                map_size=0 if readonly else map_bytes,  # 0: as the writer fixed it
                 mode=0o600,
                 sync=sync,
                 metasync=sync,
                 writemap=False,
                 readahead=False,
                 readonly=readonly,
+                lock=not readonly or os.access(path, os.W_OK),
                 create=not readonly,
                 max_readers=1024,
             )
@@ -59,7 +67,8 @@ class DiskIndex:
             if "already open" in str(error):
                 raise StoreLockedError(f"disk tier: {path} is open in this process already") from error
             raise TierIOError(f"disk tier: open of the index {path}", got=error) from error
-        self._env.reader_check()
+        if not readonly:
+            self._env.reader_check()
 
     def apply(self, changes: Sequence[Change]) -> None:
         """Commits changes in order. A deletion counts only for the very record it was meant for."""
@@ -91,7 +100,7 @@ class DiskIndex:
 
     def sync(self) -> None:
         """Everything committed survives a power cut when this returns."""
-        self._env.sync(True)
+        self._env.sync(force=True)
 
     def close(self) -> None:
         """Ends the environment."""
@@ -141,7 +150,7 @@ def is_sound(path: Path, expected_crc: int | None) -> bool:
                 sys.executable,
                 "-S",
                 "-c",
-                "import sys; sys.path[:0] = sys.argv[2:]\n" + _PROBE,
+                _PROBE,
                 str(path),
                 _package_root(),
             ],

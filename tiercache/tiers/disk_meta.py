@@ -1,0 +1,44 @@
+"""Records as Python objects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tiercache import _core
+from tiercache.entry import PageKey
+from tiercache.tiers.base import PageMeta
+
+
+@dataclass(frozen=True, slots=True)
+class RecordEntry:
+    """One entry of the index.
+
+    Attributes:
+        value: the entry itself, as the core reads it.
+        segment: id of its file.
+        offset: of the record's header in that file.
+        length: of the whole record, header and padding included.
+        created_ns: wall clock of the write.
+        hits: reads counted by the processes that closed.
+    """
+
+    meta: PageMeta
+    value: bytes
+    segment: int
+    offset: int
+    length: int
+    created_ns: int
+    hits: int
+
+
+def meta_of(fields: tuple[Any, ...]) -> PageMeta:
+    """PageMeta from the fields of a record, as the core gives them."""
+    *plain, key, persistent = fields
+    return PageMeta(*plain, None if key is None else PageKey(*key), persistent)
+
+
+def entry_of(value: bytes) -> RecordEntry:
+    """Reads one entry of the index. Raises PageCorruptError when it is none."""
+    fields, *place = _core.index_fields(value)
+    return RecordEntry(meta_of(fields), value, *place)

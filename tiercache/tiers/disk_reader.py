@@ -1,0 +1,115 @@
+"""Reading a store's disk tier while another process may write to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tiercache import _core
+from tiercache.errors import ConfigError, PageCorruptError, PageMissingError, StoreClosedError
+from tiercache.tiers import disk_files
+from tiercache.tiers.base import ByteArray, PageMeta
+from tiercache.tiers.disk_index import DiskIndex
+from tiercache.tiers.disk_meta import RecordEntry, entry_of
+
+_TRIES = 8  # of a look-up that meets a writer moving the record
+
+
+@dataclass(frozen=True, slots=True)
+class RecordLease:
+    """A record that the writer won't reuse before the lease ends."""
+
+    entry: RecordEntry
+    reader: DiskReader
+
+    def read(self, out: ByteArray | None = None) -> ByteArray:
+        """The payload. Raises PageCorruptError with the reason."""
+        if out is None:
+            out = np.empty(self.entry.meta.stored_bytes, np.uint8)
+        self.reader.core.read(self.entry.value, out)
+        return out
+
+
+class DiskReader:
+    """Finds and reads persistent records of one store; any number of processes may.
+
+    Args:
+        directories: those of the writer, in its order.
+
+    Raises:
+        ConfigError: no store is there.
+    """
+
+    def __init__(self, directories: str | Path | Sequence[str | Path]) -> None:
+        listed = [directories] if isinstance(directories, str | Path) else list(directories)
+        self._roots = [Path(directory).absolute() for directory in listed]
+        self.root = self._roots[0]
+        store = disk_files.read_store_file(self.root) if self.root.is_dir() else None
+        if store is None:
+            raise ConfigError(f"disk tier: no store in {self.root}", remedy="name the directory of a store")
+        if store.drives != len(self._roots):
+            raise ConfigError(
+                f"disk tier: {self.root} has more directories", got=len(listed), limit=store.drives
+            )
+        self.store = store
+        drives = [str(path / f"drive{number}") for number, path in enumerate(self._roots)]
+        self.core = _core.Reader(drives, bytes.fromhex(store.uuid))
+        path = self.root / "index"
+        has_index = store.durability != "scratch" and (path / "data.mdb").is_file()
+        self._index = DiskIndex(path, 0, sync=False, readonly=True) if has_index else None
+        self._closed = False
+
+    def lookup(self, digest: bytes) -> PageMeta | None:
+        """What the index says of this key."""
+        value = self.value(digest)
+        return None if value is None else entry_of(value).meta
+
+    @contextmanager
+    def lease(self, digest: bytes) -> Iterator[RecordLease]:
+        """Holds the record of this key in place.
+
+        Raises:
+            PageMissingError: no such record, or it went while it was looked for.
+        """
+        for _ in range(_TRIES):
+            value = self.value(digest)
+            if value is None:
+                break
+            self.core.lease(value)
+            try:
+                if self.value(digest) == value:
+                    yield RecordLease(entry_of(value), self)
+                    return
+            finally:
+                self.core.release(value)
+        raise PageMissingError(f"disk tier: no record of {digest.hex()[:12]} in {self.root}")
+
+    def entries(self) -> Iterator[RecordEntry]:
+        """All records of one snapshot of the index, oldest key order; entries that are no entries are left out."""
+        if self._closed:
+            raise StoreClosedError("disk tier: reader used after close()")
+        if self._index is None:
+            return
+        for _, value in self._index.entries():
+            try:
+                yield entry_of(value)
+            except PageCorruptError:
+                continue
+
+    def value(self, digest: bytes) -> bytes | None:
+        """The index's entry of this key, as of now."""
+        if self._closed:
+            raise StoreClosedError("disk tier: reader used after close()")
+        return None if self._index is None else self._index.get(digest)
+
+    def close(self) -> None:
+        """Ends the index's environment. Leases end with it."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._index is not None:
+            self._index.close()
