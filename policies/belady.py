@@ -46,6 +46,11 @@ def setup(M: Any, F: Any, *, bypass: bool = False, horizon: int = 1 << 14) -> No
     timeline.init(M, horizon)
 
 
+def prepare(M: Any, ids: Any) -> None:
+    """Tells the ring which page each time of a trace uses."""
+    timeline.fill(M, ids)
+
+
 @compiled
 def place(R: Any, M: Any, k: int, when: int, now: int) -> None:
     """Notes k's next use."""

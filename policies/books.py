@@ -11,7 +11,9 @@ from tiercache.policies.base import (
     EMIT,
     EVENTS,
     FLAGS,
+    GET,
     INCOMING,
+    LOOKUP_AT,
     NOW,
     PUT,
     REFUSED,
@@ -35,13 +37,16 @@ def emit(M: Any, E: Any, op: int, k: int, size: int, cost: float) -> None:
 
 
 @compiled
-def refuse(R: Any, M: Any, E: Any, k: int) -> int:
-    """The missed entry k does not become resident: it goes to the next tier at once."""
+def refuse(R: Any, M: Any, E: Any, op: int, k: int) -> int:
+    """The missed entry k stays out. A lookup of it below then leaves it there; a PUT goes further down."""
     M[INCOMING] = -1
     M[REFUSED] += 1
     M[REFUSED_BYTES] += R[k].size
     if M[FLAGS] & EMIT:
-        emit(M, E, PUT, k, R[k].size, R[k].cost)
+        if op == PUT:
+            emit(M, E, PUT, k, R[k].size, R[k].cost)
+        else:
+            E[M[LOOKUP_AT]].op = GET
     return 0
 
 

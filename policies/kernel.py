@@ -39,6 +39,7 @@ from tiercache.policies.base import (
     LEASED,
     LISTS,
     LOOKUP,
+    LOOKUP_AT,
     MAY_REFUSE,
     MISS_BYTES,
     MISSES,
@@ -206,6 +207,7 @@ def lookup(R: Any, M: Any, F: Any, E: Any, op: int, k: int, size: int, cost: flo
             M[MISS_BYTES] += size
             F[COST_MISS] += cost
             if M[FLAGS] & EMIT:
+                M[LOOKUP_AT] = M[EVENTS]
                 emit(M, E, M[LOOKUP], k, size, cost)
             if op == TAKE:
                 return 0
@@ -213,9 +215,9 @@ def lookup(R: Any, M: Any, F: Any, E: Any, op: int, k: int, size: int, cost: flo
             resize(R, M, F, k, size)
         R[k].cost = cost
         if size > M[CAPACITY] or (M[ADMISSION] != 0 and not admitted(R, M, k, size)):
-            return refuse(R, M, E, k)
+            return refuse(R, M, E, op, k)
         if not admit(R, M, F, k, M[NOW]):
-            return refuse(R, M, E, k)
+            return refuse(R, M, E, op, k)
         M[INCOMING] = k
         M[MAY_REFUSE] = 1
         on_miss(R, M, F, k, M[NOW])
@@ -229,7 +231,7 @@ def lookup(R: Any, M: Any, F: Any, E: Any, op: int, k: int, size: int, cost: flo
         if count < 0 and R[k].lease == 0:
             leave(R, M, F, E, k, 1)
     elif count < 0:
-        return refuse(R, M, E, k)
+        return refuse(R, M, E, op, k)
     else:
         enter(R, M, F, k, M[NOW])
     return int(found)
