@@ -56,7 +56,7 @@ OLTP_CAPACITIES = [1000, 2000, 5000, 10000, 15000]
 OLTP = {  # hit ratios in percent, as the ARC paper prints them
     "lru": [32.83, 42.47, 53.65, 60.70, 64.63],
     "arc": [38.95, 46.08, 55.25, 61.87, 65.40],
-    "belady_bypass": [53.61, 60.40, 68.27, 73.02, 75.14],
+    "belady": [53.61, 60.40, 68.27, 73.02, 75.14],
 }
 
 MOONCAKE_BLOCKS = [1024, 4096, 16384]
