@@ -28,7 +28,7 @@ def choose_limits(options: ReplayOptions, shape: Shape, device_bytes: int) -> Li
     are as many as keep all their layers' activations, measured by the probe, within a few times the budget.
     """
     page = 2 * shape.page_bytes_per_token + 2 * shape.gradient_bytes_per_token
-    node = options.max_node_tokens or _clamp(device_bytes // (_PAGES_IN_FLIGHT * page))
+    node = options.max_node_tokens or _clamp(device_bytes // max(1, _PAGES_IN_FLIGHT * page))
     room = options.max_visit_bytes or _ACTIVATIONS_PER_BUDGET * device_bytes
     visit = options.max_visit_tokens or _clamp(room // shape.activation_bytes_per_token)
     return Limits(node, visit)

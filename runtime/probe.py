@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -58,21 +58,21 @@ class Shape:
 
     @property
     def page_bytes_per_token(self) -> int:
-        """Of the largest page of one layer, key or value."""
-        return max(
-            heads * width * layer.dtype.itemsize
-            for layer in self.layers
-            for heads, width in (layer.key_page, layer.value_page)
-        )
+        """Of the largest page of one layer, key or value; 0 without attention layers."""
+        return max((width * layer.dtype.itemsize for layer, width in self._widths()), default=0)
 
     @property
     def gradient_bytes_per_token(self) -> int:
-        """Of the largest gradient page of one layer."""
+        """Of the largest gradient page of one layer; 0 without attention layers."""
         return max(
-            heads * width * accumulator_dtype(layer.dtype).itemsize
-            for layer in self.layers
-            for heads, width in (layer.key_page, layer.value_page)
+            (width * accumulator_dtype(layer.dtype).itemsize for layer, width in self._widths()), default=0
         )
+
+    def _widths(self) -> Iterator[tuple[LayerSpec, int]]:
+        """Numbers of a token in each layer's key page and value page."""
+        for layer in self.layers:
+            for heads, width in (layer.key_page, layer.value_page):
+                yield layer, heads * width
 
 
 class _Recorder:
