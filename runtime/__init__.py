@@ -1,8 +1,9 @@
 """Autograd and models: exact branch replay over a tiered store."""
 
 from tiercache.runtime.adapters import prefix_attention
+from tiercache.runtime.offloading import offload
 from tiercache.runtime.replay import BranchReplay
 from tiercache.runtime.report import StepReport
 from tiercache.runtime.rows import Row
 
-__all__ = ["BranchReplay", "Row", "StepReport", "prefix_attention"]
+__all__ = ["BranchReplay", "Row", "StepReport", "offload", "prefix_attention"]

@@ -18,6 +18,7 @@ TierCacheError
 ├── PlanError (ValueError)            an access plan or hardware plan that cannot be carried out
 ├── TraceError (ValueError)           a trace that cannot be read
 ├── ModelRefusedError                 a model whose gradient would be silently wrong
+├── SavedTensorChangedError (RuntimeError)  a tensor saved for backward was changed in place
 ├── ParameterChangedError             weights changed between capture and pop
 └── LossError (ValueError)            loss_fn returned something that is no loss
 """
@@ -127,6 +128,10 @@ class ModelRefusedError(TierCacheError):
 
 class ParameterChangedError(TierCacheError):
     """Weights changed between capture and pop; names the parameter."""
+
+
+class SavedTensorChangedError(TierCacheError, RuntimeError):
+    """A tensor that was saved for backward was changed in place since."""
 
 
 class LossError(TierCacheError, ValueError):
