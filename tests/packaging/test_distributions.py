@@ -27,7 +27,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--no-build-isolation",
         "--no-index",
     ]
-    command += [f"--config-settings=build-dir={folder}/build", f"--wheel-dir={folder}", str(ROOT)]
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=240)
     (built,) = folder.glob("tiercache-*.whl")
     return built

@@ -1,0 +1,83 @@
+"""Documents stay true: code blocks run, links lead somewhere, commands exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiercache.cli
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))),
+]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+# what a page's code takes for granted
+GIVEN = {
+    "README.md": """
+import tempfile, torch, tiercache
+from transformers import LlamaConfig, LlamaForCausalLM
+folder = tempfile.mkdtemp()
+model = LlamaForCausalLM(LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1,
+                                     num_attention_heads=2))
+input_ids = torch.cat([torch.randint(64, (1, 300)).expand(3, -1), torch.randint(64, (3, 4))], dim=1)
+attention_mask = torch.ones_like(input_ids)
+scored = torch.arange(304).expand(3, -1) >= 300
+advantages = torch.tensor([1.0, -1.0, 0.5])
+"""
+}
+AFTERWARDS = {
+    "README.md": """
+assert logps.shape == input_ids.shape and logps.dtype == torch.float32
+assert all(parameter.grad.abs().max() > 0 for parameter in model.parameters())
+store.close()
+"""
+}
+
+
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text()
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if BLOCK.search(text_of(page))])
+def test_the_code_of_a_page_runs_from_top_to_bottom(page: str) -> None:
+    names: dict[str, Any] = {"__name__": "page"}
+    for source in (GIVEN.get(page, ""), *BLOCK.findall(text_of(page)), AFTERWARDS.get(page, "")):
+        exec(compile(source, page, "exec", dont_inherit=True), names)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_files(page: str) -> None:
+    targets = re.findall(r"\]\(([^)#]+)[^)]*\)", text_of(page))
+    missing = [t for t in targets if "://" not in t and not ((ROOT / page).parent / t).exists()]
+    assert missing == []
+
+
+def test_the_readme_fits_its_page() -> None:
+    assert len(text_of("README.md").splitlines()) <= 60
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_that_a_page_names_are_ours(page: str) -> None:
+    named = set(
+        re.findall(
+            r"\btiercache ([a-z]+)\b(?=[ `|])",
+            "\n".join(re.findall(r"`[^`\n]+`|^    .*$", text_of(page), re.MULTILINE)),
+        )
+    )
+    assert named <= set(tiercache.cli.COMMANDS)
+
+
+def test_the_makefile_has_what_the_documents_promise() -> None:
+    makefile = text_of("Makefile")
+    promised = {
+        target for page in PAGES for target in re.findall(r"^    make (\w+)", text_of(page), re.MULTILINE)
+    }
+    assert promised
+    assert [target for target in promised if f"\n{target}:" not in makefile] == []
