@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tiercache.codecs.auto import AutoCodec
 from tiercache.codecs.base import ByteArray, Codec
 from tiercache.codecs.const import ConstCodec
 from tiercache.codecs.exponent import ExponentCodec
@@ -28,6 +29,7 @@ CODECS: dict[str, Callable[..., Codec]] = {
         E4m3Codec,
         Int8Codec,
         Int4Codec,
+        AutoCodec,
     )
 }
 

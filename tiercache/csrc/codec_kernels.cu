@@ -33,8 +33,10 @@ extern "C" __global__ void window_write_escapes(const u16* x, u64 n, u8* body, u
   window_finish(x, n, body, room, length[0], TC_THREAD);
 }
 
-extern "C" __global__ void window_decode_groups(const u8* body, const u64* length, u64 n, u16* x, u32* bad) {
-  window_decode_step(body, length[0], n, x, TC_THREAD, bad);
+extern "C" __global__ void window_decode_groups(const u8* body, u64 room, const u64* length, u64 n, u16* x,
+                                                u32* bad) {
+  if (length[0] > room) *bad = 1;
+  else window_decode_step(body, length[0], n, x, TC_THREAD, bad);
 }
 
 extern "C" __global__ void quant_count_exceptions(const u8* body, u32 scale_bytes, u64 groups, u8* counts) {
@@ -53,9 +55,10 @@ extern "C" __global__ void quant_count_exceptions(const u8* body, u32 scale_byte
                                                      const u64* length, const u8* counts) {                \
     quant_finish<Format, Element>(x, TC_SHAPED, body, room, length[0], counts, TC_THREAD);                 \
   }                                                                                                        \
-  extern "C" __global__ void name##_decode_groups(const u8* body, const u64* length, TC_SHAPE,             \
+  extern "C" __global__ void name##_decode_groups(const u8* body, u64 room, const u64* length, TC_SHAPE,   \
                                                   Element::Word* x, u32* bad) {                            \
-    quant_decode_step<Format, Element>(body, length[0], TC_SHAPED, x, TC_THREAD, bad);                     \
+    if (length[0] > room) *bad = 1;                                                                        \
+    else quant_decode_step<Format, Element>(body, length[0], TC_SHAPED, x, TC_THREAD, bad);                \
   }
 
 TC_QUANT(e4m3_bf16, E4m3, Bf16)

@@ -56,7 +56,7 @@ std::size_t window_encode(const std::uint16_t* x, std::size_t n, std::uint8_t* o
   });
   std::size_t total = 0;
   for (std::size_t c = 0; c < escapes.size(); ++c) {
-    if (escapes[c].size() > escape_room - total) return 0;
+    if (escapes[c].size() > escape_room - total || total > 0xFFFF0000u) return 0;  // counted in 32 bits
     std::size_t first = total;
     const std::size_t last = std::min<std::size_t>((c + 1) * kChunk / kSuper, at.supers());
     for (std::size_t s = c * kChunk / kSuper; s < last; ++s) {

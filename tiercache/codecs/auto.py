@@ -1,0 +1,155 @@
+"""The auto codec: for each kind of page and tier, whatever makes the page cheapest to bring back."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from tiercache.codecs.base import ByteArray, Codec
+from tiercache.codecs.const import ConstCodec
+from tiercache.codecs.exponent import ExponentCodec
+from tiercache.codecs.raw import RawCodec
+from tiercache.codecs.tables import TableStore
+from tiercache.codecs.views import contiguous_bytes, num_tensor_bytes, require_room
+from tiercache.codecs.window import WindowCodec
+from tiercache.codecs.zstd import ZstdCodec
+from tiercache.entry import PageKey
+from tiercache.errors import CodecError, ConfigError
+
+_REMEASURE_PAGES = 256
+_SMALLEST_BYTES = 4096  # below this a page's own costs drown what a codec saves
+_OVERLAP_SHARE = 0.1  # of the shorter of reading and decoding, what does not hide behind the longer
+
+
+@dataclass(slots=True)
+class Choice:
+    """What is known of the pages of one kind: the codec in use and what each candidate measured."""
+
+    codec: str = "raw"
+    pages: int = 0
+    ratio: dict[str, float] = field(default_factory=dict)
+    decode_s_per_byte: dict[str, float] = field(default_factory=dict)
+
+
+class AutoCodec(Codec):
+    """Measures the lossless codecs on a kind's first page, then on every 256th, and uses the cheapest.
+
+    Implementation notes. Pages stream: while one is decoded the next is read. So a page costs the longer of
+    reading its payload and decoding it, and a tenth of the shorter, the part that the streams fail to hide.
+    Raw has no decoding but a copy. The payload is one byte, the codec's number, and that codec's payload, so
+    a page can be decoded whatever `auto` has learned since.
+
+    Args:
+        read_gbps: how fast the tier below gives bytes back, in 1e9 bytes a second. `observe` corrects it.
+        tables: table store of the exponent codec.
+        instructions, threads: passed on to the codecs.
+        clock: seconds, for tests.
+
+    Raises:
+        ConfigError: `read_gbps` is not positive, or as the codecs raise it.
+    """
+
+    name = "auto"
+
+    def __init__(
+        self,
+        *,
+        read_gbps: float = 3.0,
+        tables: TableStore | None = None,
+        instructions: str = "auto",
+        threads: int = 1,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        if not read_gbps > 0 or not math.isfinite(read_gbps):
+            raise ConfigError("read_gbps", got=read_gbps, limit="> 0")
+        native = {"instructions": instructions, "threads": threads}
+        self._codecs: list[Codec] = [  # a payload's first byte is an index here: append only
+            RawCodec(),
+            ConstCodec(),
+            WindowCodec(**native),  # type: ignore[arg-type]
+            ExponentCodec(tables=tables, **native),  # type: ignore[arg-type]
+            ZstdCodec(),
+        ]
+        self._number = {codec.name: number for number, codec in enumerate(self._codecs)}
+        self._read_s_per_byte = 1e-9 / read_gbps
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._choices: dict[tuple[str, torch.dtype], Choice] = {}
+
+    def observe(self, num_bytes: int, seconds: float) -> None:
+        """Tells how long the tier took to read `num_bytes`; a running mean over about 32 reads."""
+        if num_bytes > 0 and seconds > 0:
+            with self._lock:
+                self._read_s_per_byte += (seconds / num_bytes - self._read_s_per_byte) / 32
+
+    def choices(self) -> dict[str, str]:
+        """The codec in use for each kind and dtype that was seen."""
+        with self._lock:
+            return {f"{kind}/{dtype}": choice.codec for (kind, dtype), choice in self._choices.items()}
+
+    def max_encoded_bytes(self, dtype: torch.dtype, shape: tuple[int, ...]) -> int:
+        """One more than the largest of the codecs'."""
+        return 1 + max(codec.max_encoded_bytes(dtype, shape) for codec in self._codecs)
+
+    def encode(self, tensor: torch.Tensor, out: ByteArray, key: PageKey | None = None) -> int:
+        """Encodes with the codec of this kind of page; returns the payload's size in bytes."""
+        require_room(self.name, out, self.max_encoded_bytes(tensor.dtype, tuple(tensor.shape)))
+        raw_bytes = num_tensor_bytes(tensor.dtype, tuple(tensor.shape))
+        name = "raw"
+        if raw_bytes >= _SMALLEST_BYTES:
+            name = self._chosen("" if key is None else key.kind, tensor, out[1:], key)
+        used = self._codecs[self._number[name]].encode(tensor, out[1:], key)
+        if used > 0.98 * raw_bytes:  # it no longer pays for this page
+            name, used = "raw", self._codecs[0].encode(tensor, out[1:], key)
+        out[0] = self._number[name]
+        return used + 1
+
+    def decode(self, payload: ByteArray, out: torch.Tensor) -> None:
+        """Decodes with the codec that the first byte names.
+
+        Raises:
+            CodecError: the payload is malformed or not of the size of `out`.
+        """
+        if payload.size == 0 or payload[0] >= len(self._codecs):
+            raise CodecError("auto payload names no codec", got=f"{payload.size} bytes")
+        self._codecs[int(payload[0])].decode(payload[1:], out)
+
+    def _chosen(self, kind: str, tensor: torch.Tensor, out: ByteArray, key: PageKey | None) -> str:
+        with self._lock:
+            choice = self._choices.setdefault((kind, tensor.dtype), Choice())
+            due = choice.pages % _REMEASURE_PAGES == 0
+            choice.pages += 1
+            if not due:
+                return choice.codec
+        self._measure(choice, tensor, out, key)
+        with self._lock:
+            return choice.codec
+
+    def _measure(self, choice: Choice, tensor: torch.Tensor, out: ByteArray, key: PageKey | None) -> None:
+        """Encodes and decodes the page with every candidate and settles which one is the cheapest."""
+        page = tensor.detach().contiguous()
+        back = torch.empty_like(page)
+        raw_bytes = contiguous_bytes(page).size
+        costs: dict[str, float] = {}
+        for codec in self._codecs:
+            used = codec.encode(page, out, key)
+            times = []
+            for _ in range(2):  # the first one warms the caches and faults the pages in
+                start = self._clock()
+                codec.decode(np.asarray(out[:used]), back)
+                times.append(self._clock() - start)
+            costs[codec.name] = self._cost(used, min(times))
+            choice.ratio[codec.name] = raw_bytes / used
+            choice.decode_s_per_byte[codec.name] = min(times) / raw_bytes
+        with self._lock:
+            choice.codec = min(costs, key=costs.__getitem__)
+
+    def _cost(self, stored_bytes: int, decode_s: float) -> float:
+        read_s = stored_bytes * self._read_s_per_byte
+        return max(read_s, decode_s) + _OVERLAP_SHARE * min(read_s, decode_s)
