@@ -180,7 +180,7 @@ class ExponentCodec(Codec):
 
 def _bf16_words(data: ByteArray, dtype: torch.dtype) -> tuple[Words | None, int]:
     """The page as bf16 words and the flag that says how, or None when it is nothing of the kind."""
-    if dtype == torch.bfloat16:
+    if dtype == torch.bfloat16 and _core.constant_planes(data, 2) == 0:  # a constant byte gains more
         return data.view(np.uint16), 0
     if dtype == torch.float32 and _core.constant_planes(data, 4) == 0b0011 and not data[:2].any():
         return np.ascontiguousarray(data.view(np.uint16)[1::2]), _HALF

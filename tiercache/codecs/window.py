@@ -44,7 +44,7 @@ class WindowCodec(Codec):
         """Encodes into `out`; returns the payload's size in bytes."""
         data = contiguous_bytes(tensor)
         require_room(self.name, out, data.size + 2)
-        if tensor.dtype == torch.bfloat16:
+        if tensor.dtype == torch.bfloat16 and _core.constant_planes(data, 2) == 0:
             used = _core.window_encode(data.view(np.uint16), out[1 : data.size + 1], self._isa, self._threads)
             if 0 < used < data.size:
                 out[0] = _WINDOW

@@ -140,8 +140,8 @@ TC_TARGET bool decode(const StreamSource& source, const ExponentTable& table, st
     for (; turns != 0; --turns) {
       TC_FILL(0)
       TC_FILL(1)
-      TC_FILL(2) TC_FILL(3) TC_ROUND TC_ROUND TC_ROUND TC_ROUND TC_ROUND TC_USED(0) TC_USED(1) TC_USED(2)
-          TC_USED(3)
+      TC_FILL(2)
+      TC_FILL(3) TC_ROUND TC_ROUND TC_ROUND TC_ROUND TC_ROUND TC_USED(0) TC_USED(1) TC_USED(2) TC_USED(3)
     }
   }
   return decode_tail(in, end[0], p0, table, o0, last[0]) && decode_tail(in, end[1], p1, table, o1, last[1]) &&

@@ -1,0 +1,98 @@
+"""auto: what it measures, what it chooses, and when it leaves a page alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from codec_pages import activations, decoded, encoded, odd_pages, page_key, same_bits
+
+from tiercache.codecs import create_codec
+from tiercache.errors import CodecError, ConfigError
+
+
+class Clock:
+    """Tells time by what is decoded: each look at it moves it by the next of the given steps."""
+
+    def __init__(self, decode_s):
+        self._steps = iter([step for s in decode_s for step in (0.0, s, 0.0, s)])
+        self._now = 0.0
+
+    def __call__(self):
+        self._now += next(self._steps)
+        return self._now
+
+
+def chosen(read_gbps, decode_s, page=None):
+    page = activations() if page is None else page
+    codec = create_codec("auto", read_gbps=read_gbps, clock=Clock(decode_s))
+    payload = encoded(codec, page, page_key())
+    assert same_bits(decoded(codec, payload, page), page)
+    return codec.choices()[f"key/{page.dtype}"]
+
+
+# Seconds that raw, const, window, exponent and zstd take to decode a page of 150 kB.
+FAST = [1.5e-5, 2e-5, 1e-5, 3e-5, 1.5e-4]
+
+
+def test_a_slow_tier_takes_the_smallest_page():
+    assert chosen(1.0, FAST) == "exponent"
+
+
+def test_a_fast_tier_takes_what_decodes_fast():
+    assert chosen(12.0, FAST) == "window"
+
+
+def test_raw_when_compression_does_not_pay():
+    assert chosen(50.0, [1e-6, 1e-4, 1e-4, 1e-4, 1e-3]) == "raw"
+
+
+def test_noise_is_stored_raw():
+    page = odd_pages()["noise"]
+    codec = create_codec("auto", read_gbps=0.5)
+    assert encoded(codec, page, page_key()).size == page.nbytes + 1
+
+
+def test_a_kind_has_its_own_codec_and_measures_again():
+    steps = FAST + [1e-6, 1e-4, 1e-4, 1e-4, 1e-3]
+    codec = create_codec("auto", read_gbps=3.0, clock=Clock(steps))
+    page = activations()
+    for _ in range(256):
+        encoded(codec, page, page_key())
+    assert codec.choices() == {"key/torch.bfloat16": "exponent"}
+    codec.observe(10**9, 1e-4)
+    for _ in range(400):
+        codec.observe(10**9, 1e-3)
+    encoded(codec, page, page_key())
+    assert codec.choices() == {"key/torch.bfloat16": "raw"}
+
+
+def test_small_pages_are_not_worth_a_measurement():
+    codec = create_codec("auto", clock=Clock([]))
+    page = torch.zeros(100, dtype=torch.bfloat16)
+    assert same_bits(decoded(codec, encoded(codec, page), page), page)
+    assert codec.choices() == {}
+
+
+def test_pages_outlive_what_auto_has_learned():
+    page = activations()
+    payload = encoded(create_codec("auto", read_gbps=0.3), page, page_key())
+    assert same_bits(decoded(create_codec("auto", read_gbps=300.0), payload, page), page)
+
+
+def test_wrong_numbers_are_refused():
+    page = activations()
+    payload = encoded(create_codec("auto"), page)
+    payload[0] = 250
+    with pytest.raises(CodecError, match="names no codec"):
+        decoded(create_codec("auto"), payload, page)
+    for read_gbps in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match="read_gbps"):
+            create_codec("auto", read_gbps=read_gbps)
+
+
+def test_it_is_lossless_so_gradients_may_use_it():
+    codec = create_codec("auto")
+    page = torch.randn(64, 64)
+    assert codec.lossless
+    assert same_bits(decoded(codec, np.asarray(encoded(codec, page, page_key("grad_key"))), page), page)
