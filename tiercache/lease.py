@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 
 from tiercache.errors import PageStateError
 
+if TYPE_CHECKING:
+    from tiercache.entry import Entry, Place
+    from tiercache.reading import Leases
+
 
 class Lease:
     """A promise that a page stays on its device, unmoved and unchanged, until `release`.
 
-    A context manager whose value is the lease. Releasing twice does nothing.
+    A context manager whose value is the lease. Releasing twice does nothing; a lease that is forgotten ends when
+    it is collected.
     """
 
-    __slots__ = ("_release", "_tensor")
+    __slots__ = ("_entry", "_leases", "_place", "_tensor", "_thread")
 
-    def __init__(self, tensor: torch.Tensor, release: Callable[[], None]) -> None:
+    def __init__(
+        self, tensor: torch.Tensor, entry: Entry, place: Place, thread: int, leases: Leases
+    ) -> None:
         self._tensor: torch.Tensor | None = tensor
-        self._release: Callable[[], None] | None = release
+        self._entry = entry
+        self._place = place
+        self._thread = thread
+        self._leases = leases
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -32,9 +41,9 @@ class Lease:
 
     def release(self) -> None:
         """Ends the lease."""
-        release, self._release, self._tensor = self._release, None, None
-        if release is not None:
-            release()
+        if self._tensor is not None:
+            self._tensor = None
+            self._leases.end(self._entry, self._place, self._thread)
 
     def __enter__(self) -> Self:
         return self
@@ -45,4 +54,7 @@ class Lease:
         self.release()
 
     def __del__(self) -> None:
-        self.release()
+        # A collection may run while this very thread holds the store's lock, so the end is left to others.
+        if getattr(self, "_tensor", None) is not None:
+            self._tensor = None
+            self._leases.end_later(self._entry, self._place, self._thread)

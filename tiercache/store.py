@@ -2,62 +2,112 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+import copy
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 
-from tiercache.config import Size, StoreConfig, parse_size
-from tiercache.entry import PageKey
-from tiercache.errors import PageMissingError, PageStateError, StoreClosedError, TierFullError
+from tiercache.clean import Cleaner
+from tiercache.clock import Clock
+from tiercache.codecs import create_codec
+from tiercache.config import Size, StoreConfig
+from tiercache.demote import Demotion
+from tiercache.entry import Entry, PageKey
+from tiercache.errors import PageMissingError, StoreForkedError, StoreTimeoutError, TierCacheError
+from tiercache.follow import Follower, reserve_rise
 from tiercache.lease import Lease
+from tiercache.payload import PageCodecs
+from tiercache.placement import Books
 from tiercache.plan import AccessPlan, Operation
+from tiercache.promote import Promotion
+from tiercache.reading import Leases
 from tiercache.stats import Stats
+from tiercache.streams import Engines
+from tiercache.sums import Sums
+from tiercache.threads import WorkerThreads
+from tiercache.tiers import create_tiers
+from tiercache.tiers.base import Tier
+from tiercache.trace import AccessTrace, Timeline
+from tiercache.transfer import Transfer
+from tiercache.writing import Puts, check_page
 
-
-@dataclass(slots=True)
-class _Page:
-    tensor: torch.Tensor
-    tier: int
-    refs: int = 1
-    leases: int = 0
-    is_sum: bool = False
-
-    @property
-    def num_bytes(self) -> int:
-        return self.tensor.numel() * self.tensor.element_size()
+Record = list[tuple[Operation, PageKey]]
 
 
 def open_store(device: Size = "8GiB", host: Any = None, disk: Any = None, **options: Any) -> TierStore:
-    """A store with these budgets; options are those of `StoreConfig`. Use it as a context manager."""
+    """A store with these budgets, to be used as a context manager.
+
+    Args:
+        device: budget of the device tier, in bytes or as "8GiB"; a budget in RAM without an accelerator.
+        host: budget of the host tier; None or 0 for none.
+        disk: directory or directories of the disk tier; None for none.
+        options: fields of `StoreConfig`; `disk_capacity` is needed with a directory.
+
+    Raises:
+        ConfigError: an option that cannot be meant or has no effect.
+    """
     return TierStore(StoreConfig(device=device, host=host, disk=disk, **options))
 
 
 class TierStore:
-    """Keeps pages in tiers and gives them back. Safe from several threads."""
+    """Keeps pages in device memory, host memory and on disk, and gives them back. Safe from several threads.
 
-    def __init__(self, config: StoreConfig) -> None:
+    Implementation notes. This class is the door: it looks pages up, notes each access for the plan and the trace,
+    and hands the work on. `Books` holds the state and the lock; `Puts`, `Leases` and `Sums` carry out what callers
+    ask for; `Room` and `Demotion` make room; `Promotion` brings pages up; `Cleaner` and the look-ahead of
+    `Follower` run beside compute on `WorkerThreads`. Nothing blocks while the lock is held.
+
+    Args:
+        config: options, validated.
+        tiers: the tiers themselves instead of those that the options describe, from the device down.
+        create_policy: makes an eviction policy, instead of `tiercache.policies.create_policy`.
+        clock: time, for tests.
+    """
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        *,
+        tiers: Sequence[Tier] | None = None,
+        create_policy: Callable[..., Any] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        if create_policy is None:
+            # Imported here: the policies bring numba along.
+            from tiercache.policies import create_policy
         self.config = config
-        self._names = ["device"]
-        self._capacity = [config.device_bytes]
-        if config.host:
-            self._names.append("host")
-            self._capacity.append(parse_size(config.host, "host"))
-        if config.disk is not None and config.disk_capacity is not None:
-            self._names.append("disk")
-            self._capacity.append(parse_size(config.disk_capacity, "disk_capacity"))
-        self._used = [0] * len(self._names)
-        self._pages: OrderedDict[PageKey, _Page] = OrderedDict()
-        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self._clock = clock or Clock()
+        self._start_s = self._clock.now()
+        codecs = PageCodecs(config.codec, create_codec)
+        engines = Engines(config.accelerator)
+        chosen = list(tiers) if tiers is not None else create_tiers(config, pin=engines.any_late)
+        policies = [create_policy(config.policy, capacity_bytes=tier.capacity_bytes) for tier in chosen[:-1]]
+        self._follower = Follower(None)
+        self._books = Books(
+            chosen, [*policies, None], engines, self._clock, lambda key: self._follower.next_use(key)
+        )
+        self._threads = WorkerThreads(config.transfer_threads, self._note_bug)
+        self._timeline = Timeline(config.timeline, self._start_s) if config.timeline is not None else None
+        self._trace = AccessTrace(config.trace) if config.trace is not None else None
+        transfer = Transfer(self._books, codecs, self._threads, config.namespace, self._timeline)
+        self._demotion = Demotion(transfer)
+        room, timeout_s = self._demotion.room, config.timeout_s
+        self._promotion = Promotion(transfer, room)
+        self._leases = Leases(self._books, room, self._promotion, timeout_s)
+        self._sums = Sums(transfer, room, self._promotion, timeout_s)
+        self._puts = Puts(transfer, codecs, self._demotion, timeout_s)
+        self._books.on_publish = Cleaner(transfer, self._demotion, timeout_s).poke
         self._graph = 0
-        self._closed = False
-        self._stats = Stats()
-        self._recorders: list[list[tuple[Operation, PageKey]]] = []
+        self._records: list[Record] = []
+        self._watched = self._trace is not None
+        self._unwanted: deque[PageKey] = deque()
+        self._bug: BaseException | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -67,187 +117,295 @@ class TierStore:
     ) -> None:
         self.close()
 
+    # Pages
+
     def new_graph(self) -> int:
         """A fresh id for the gradient pages and layer inputs of one graph, from 1."""
-        with self._lock:
-            self._check_open()
+        self._check_process()
+        with self._books.changed:
+            self._books.check_open()
             self._graph += 1
             return self._graph
 
     def put(self, key: PageKey, tensor: torch.Tensor, *, own: bool = False) -> bool:
-        """Stores an immutable page; the same key again adds a reference and returns False."""
-        with self._lock:
-            self._record("put", key)
-            page = self._pages.get(key)
-            if page is not None:
-                page.refs += 1
+        """Stores an immutable page; visible when this returns, and never if it raises.
+
+        Args:
+            key: names the page. The same key again adds a reference, copies nothing and returns False.
+            tensor: any dtype, shape and strides; kept contiguous. Not modified.
+            own: hand the tensor over instead of copying it; the caller must not write to it any more.
+
+        Raises:
+            TierFullError: no tier has or can be given room.
+            StoreTimeoutError: room was still being made at the deadline.
+        """
+        check_page(tensor, "put")
+        self._check_process()
+        with self._books.changed:
+            self._begin("put", key)
+            begun = self._puts.begin(key, tensor)
+            if begun is None:
                 return False
-            size = tensor.numel() * tensor.element_size()
-            tier = self._room(size, key)
-            held = tensor.detach() if own and tensor.is_contiguous() else tensor.detach().clone()
-            self._add(key, _Page(held, tier))
-            return True
+        self._puts.fill(begun[0], begun[1], tensor, own=own)
+        return True
 
     def read(self, key: PageKey) -> Lease:
-        """Leases a page on its device. Raises PageMissingError."""
-        with self._lock:
-            self._record("read", key)
-            page = self._pages.get(key)
-            if page is None:
-                raise PageMissingError(f"read {key}: no such page")
-            self._stats.reads += 1
-            if page.tier == 0:
-                self._stats.hits += 1
+        """Leases a page on its device; waits, counted in `stall_s`, if it is not there yet.
+
+        Raises:
+            PageMissingError: no such page, with the reason.
+            TierFullError: the device has no room for it.
+            StoreTimeoutError: the page did not come up in time.
+        """
+        self._check_process()
+        books = self._books
+        with books.changed:
+            entry = self._begin("read", key)
+            books.counts.reads += 1
+            if entry is not None and entry.visible and not entry.busy:
+                place = entry.places[0]
+                if place is not None and place.valid:
+                    books.counts.hits += 1
+                    lease = self._leases.grant(entry, place)
+                    entry = None
+                else:
+                    books.counts.misses += 1
+                    lease = None
             else:
-                self._move(key, page, 0)
-                self._stats.misses += 1
-            self._pages.move_to_end(key)
-            page.leases += 1
-        return Lease(page.tensor, lambda: self._release(page))
+                lease = None
+        if lease is None:
+            lease = self._leases.wait_for(key)
+        return self._leases.ready(lease)
 
     def accumulate(self, key: PageKey, tensor: torch.Tensor) -> None:
-        """Adds to an fp32 (fp64 for fp64 tensors) sum, created when absent."""
-        with self._lock:
-            self._record("accumulate", key)
-            page = self._pages.get(key)
-            dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
-            if page is None:
-                tier = self._room(tensor.numel() * dtype.itemsize, key)
-                held = tensor.detach().to(dtype, copy=True).contiguous()
-                self._add(key, _Page(held, tier, is_sum=True))
-                return
-            if page.leases or not page.is_sum:
-                raise PageStateError(f"accumulate {key}: the page is leased or was put")
-            page.tensor.add_(tensor.detach())
-            self._pages.move_to_end(key)
+        """Adds to a sum, created when absent: in fp32, or fp64 when the first tensor is fp64.
+
+        The sum is never lossy and is added to where it lives; one on disk is brought up first. Not modified.
+
+        Raises:
+            PageStateError: the page is leased, or was put.
+            TierFullError: a new sum, or one on disk, finds no room.
+        """
+        check_page(tensor, "accumulate")
+        self._check_process()
+        with self._books.changed:
+            self._begin("accumulate", key)
+        self._sums.add(key, tensor.detach())
 
     def take(self, key: PageKey) -> torch.Tensor | None:
-        """Removes and returns a page, owned by the caller; None when absent."""
-        with self._lock:
-            self._record("take", key)
-            page = self._pages.get(key)
-            if page is None:
-                return None
-            if page.leases:
-                raise PageStateError(f"take {key}: the page is leased")
-            self._drop(key)
-            return page.tensor
+        """Removes a page and returns it as the caller's own tensor; None when absent.
+
+        Of a page that was put several times one reference goes and a copy is returned.
+
+        Raises:
+            PageStateError: the page is leased.
+        """
+        self._check_process()
+        with self._books.changed:
+            self._begin("take", key)
+        return self._sums.take(key)
 
     def contains(self, key: PageKey) -> bool:
         """Whether a read would find the page."""
-        with self._lock:
-            self._check_open()
-            return key in self._pages
+        self._check_process()
+        with self._books.changed:
+            self._books.check_open()
+            entry = self._books.table.get(key)
+            return entry is not None and entry.visible
 
     def num_bytes(self, key: PageKey) -> int:
         """Logical size of a page. Raises PageMissingError."""
-        with self._lock:
-            if key not in self._pages:
+        self._check_process()
+        with self._books.changed:
+            self._books.check_open()
+            entry = self._books.table.get(key)
+            if entry is None or not entry.visible:
                 raise PageMissingError(f"num_bytes {key}: no such page")
-            return self._pages[key].num_bytes
-
-    def prefetch(self, keys: Iterable[PageKey]) -> None:
-        """Hint that these pages are read soon."""
-
-    def follow(self, plan: AccessPlan | None) -> None:
-        """Makes the accesses of a plan the known future; None ends that."""
+            return entry.num_bytes
 
     def discard(self, keys: Iterable[PageKey] | None = None, *, graph: int | None = None) -> None:
-        """Drops a reference of each key, or everything of a graph; missing keys are fine."""
-        with self._lock:
-            for key in list(keys or ()):
-                self._record("discard", key)
-                page = self._pages.get(key)
-                if page is not None:
-                    page.refs -= 1
-                    if page.refs == 0:
-                        self._drop(key)
+        """Drops a reference of each key, or everything of a graph; missing keys are fine, and so are leases."""
+        self._check_process()
+        books = self._books
+        with books.changed:
+            for key in keys or ():
+                entry = self._begin("discard", key)
+                if entry is not None:
+                    self._drop(entry)
             if graph is not None:
-                for key in [key for key in self._pages if key.graph == graph]:
-                    self._drop(key)
+                books.check_open()
+                for key in list(books.graphs.get(graph, ())):
+                    books.bury(books.table[key])
+
+    def discard_later(self, keys: Iterable[PageKey]) -> None:
+        """Drops a reference of each key at the store's next call; takes no lock, so finalizers may call it."""
+        self._unwanted.extend(keys)
+
+    def _drop(self, entry: Entry) -> None:
+        entry.refs -= 1
+        if entry.refs == 0:
+            self._books.bury(entry)
+
+    # The future
+
+    def prefetch(self, keys: Iterable[PageKey]) -> None:
+        """Hint that these pages are read soon: brings them up as far as there is room without a write."""
+        self._check_process()
+        books, rising = self._books, []
+        with books.changed:
+            books.check_open()
+            for key in keys:
+                entry = books.table.get(key)
+                if entry is None or not entry.visible or entry.busy or entry.rise is not None:
+                    continue
+                if entry.source() in (None, 0):
+                    continue
+                if not reserve_rise(entry, 0, books, self._demotion.room):
+                    break
+                rising.append(entry)
+            self._raise_later(rising)
+
+    def follow(self, plan: AccessPlan | None) -> None:
+        """Makes a plan's accesses, from the first, the known future; None ends that.
+
+        The store then brings pages up ahead of their reads and evicts by distance. A run that deviates is
+        counted in `deviations` and served all the same.
+        """
+        self._check_process()
+        with self._books.changed:
+            self._books.check_open()
+            self._follower = Follower(plan)
+            self._follower.begin(self._books)
+            self._watched = self._trace is not None or bool(self._records) or self._follower.active
+            if self._follower.active:
+                self._raise_later(self._follower.look_ahead(self._books, self._demotion.room))
+
+    def _raise_later(self, entries: list[Entry]) -> None:
+        for entry in entries:
+            rise = entry.rise
+            assert rise is not None
+            if not self._threads.submit(lambda entry=entry: self._carry_up(entry), up=True):  # type: ignore[misc]
+                self._promotion.abandon(entry, rise, StoreTimeoutError("prefetch: the store is closing"))
+
+    def _carry_up(self, entry: Entry) -> None:
+        books = self._books
+        with books.changed:
+            rise = entry.rise
+            if rise is None or rise.started or books.closed:
+                return
+            rise.started = True
+        try:
+            self._promotion.lift(entry, rise, self._clock.now() + self.config.timeout_s, keep=False)
+        except (TierCacheError, OSError):
+            return  # whoever waits for the page finds the error in the rise
+        with books.changed:
+            books.counts.prefetches += 1
+
+    # The whole
 
     def flush(self) -> None:
-        """Waits until no transfer is in progress."""
+        """Waits until no transfer is queued or in progress. Raises StoreTimeoutError."""
+        self._check_process()
+        with self._books.changed:
+            self._books.check_open()
+            self._collect()
+        self._threads.drain(self._clock.now() + self.config.timeout_s, self._clock)
+        if self._bug is not None:
+            raise self._bug
 
     def stats(self) -> Stats:
-        """What the store did so far."""
-        with self._lock:
-            self._stats.pages = len(self._pages)
-            self._stats.bytes_used = dict(zip(self._names, self._used, strict=True))
-            self._stats.bytes_capacity = dict(zip(self._names, self._capacity, strict=True))
-            return self._stats
+        """What the store did so far; also after close."""
+        books = self._books
+        with books.changed:
+            counts = copy.deepcopy(books.counts)
+            counts.pages = sum(entry.visible for entry in books.table.values())
+            counts.bytes_capacity = {tier.name: tier.capacity_bytes for tier in books.tiers}
+            counts.bytes_used = {tier.name: tier.used_bytes for tier in books.tiers}
+            counts.io = str(getattr(books.tiers[-1], "io", ""))
+            return counts
 
     @contextmanager
-    def record_accesses(self) -> Iterator[list[tuple[Operation, PageKey]]]:
+    def record_accesses(self) -> Iterator[Record]:
         """Collects (operation, key) of every access made inside the block, in order."""
-        record: list[tuple[Operation, PageKey]] = []
-        self._recorders.append(record)
+        record: Record = []
+        with self._books.changed:
+            self._records.append(record)
+            self._watched = True
         try:
             yield record
         finally:
-            self._recorders.remove(record)
+            with self._books.changed:
+                self._records = [other for other in self._records if other is not record]
 
     def check_integrity(self) -> None:
-        """Raises AssertionError when the books do not add up."""
-        with self._lock:
-            for tier, capacity in enumerate(self._capacity):
-                used = sum(page.num_bytes for page in self._pages.values() if page.tier == tier)
-                assert used == self._used[tier] <= capacity
+        """Raises AssertionError when books, tiers and policies do not agree, StoreClosedError after close."""
+        self._check_process()
+        with self._books.changed:
+            self._books.check_open()
+            self._collect()
+            self._books.check_integrity()
 
     def close(self) -> None:
-        """Ends the store. A second call does nothing."""
-        with self._lock:
-            self._closed = True
-            self._pages.clear()
-            self._used = [0] * len(self._names)
+        """Ends transfers, threads and tiers, and drops every page. A second call does nothing.
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise StoreClosedError("the store is closed")
+        Raises:
+            StoreTimeoutError: a thread was still blocked in a copy at the deadline.
+        """
+        self._check_process()
+        books = self._books
+        with books.changed:
+            if books.closed:
+                return
+            books.closed = True
+            books.changed.notify_all()
+        joined = self._threads.close(self.config.timeout_s)
+        with books.changed:
+            books.forget_all()
+        if not joined:
+            raise StoreTimeoutError("close: a transfer did not end", remedy="the tiers are left as they are")
+        for tier in books.tiers:
+            tier.close()
+        for recorder in (self._trace, self._timeline):
+            if recorder is not None:
+                recorder.save()
 
-    def _record(self, operation: Operation, key: PageKey) -> None:
-        self._check_open()
-        for record in self._recorders:
+    # Every access
+
+    def _begin(self, operation: Operation, key: PageKey) -> Entry | None:
+        """What every access does first: checks, overdue work, and notes for the plan and the trace."""
+        books = self._books
+        if books.closed:
+            books.check_open()
+        self._collect()
+        entry = books.table.get(key)
+        if self._watched:
+            self._note(operation, key, entry)
+        return entry
+
+    def _collect(self) -> None:
+        self._leases.collect()
+        while self._unwanted:
+            entry = self._books.table.get(self._unwanted.popleft())
+            if entry is not None:
+                self._drop(entry)
+
+    def _note(self, operation: Operation, key: PageKey, entry: Entry | None) -> None:
+        for record in self._records:
             record.append((operation, key))
+        if self._trace is not None:
+            level = entry.source() if entry is not None else None
+            tier = self._books.tiers[level].name if level is not None else ""
+            size = entry.num_bytes if entry is not None else 0
+            self._trace.add(self._clock.now() - self._start_s, key, operation, size, tier)
+        if self._follower.active:
+            self._follower.note(operation, key, self._books)
+            self._raise_later(self._follower.look_ahead(self._books, self._demotion.room))
 
-    def _add(self, key: PageKey, page: _Page) -> None:
-        self._pages[key] = page
-        self._used[page.tier] += page.num_bytes
-        self._stats.puts += 1
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise StoreForkedError(
+                "the store belongs to the parent process", remedy="open a store after the fork"
+            )
 
-    def _drop(self, key: PageKey) -> None:
-        page = self._pages.pop(key)
-        self._used[page.tier] -= page.num_bytes
-
-    def _release(self, page: _Page) -> None:
-        with self._lock:
-            page.leases -= 1
-
-    def _move(self, key: PageKey, page: _Page, tier: int) -> None:
-        self._used[page.tier] -= page.num_bytes
-        source, page.tier = page.tier, -1
-        try:
-            page.tier = self._room(page.num_bytes, key, tier, strict=True)
-        except TierFullError:
-            page.tier = source
-            self._used[source] += page.num_bytes
-            raise
-        self._used[page.tier] += page.num_bytes
-
-    def _room(self, need: int, key: PageKey, tier: int = 0, *, strict: bool = False) -> int:
-        """The tier, from `tier` down, with room for `need` bytes once old pages moved down."""
-        if tier == len(self._capacity):
-            raise TierFullError(f"{key}: no room", got=need, limit=self._capacity, remedy="raise a budget")
-        for other, page in list(self._pages.items()):
-            if self._used[tier] + need <= self._capacity[tier]:
-                break
-            if page.tier == tier and not page.leases and need <= self._capacity[tier]:
-                try:
-                    self._move(other, page, tier + 1)
-                except TierFullError:
-                    break
-        if self._used[tier] + need <= self._capacity[tier]:
-            return tier
-        if strict and tier == 0:
-            raise TierFullError(f"{key}: no room", got=need, limit=self._capacity[0], remedy="raise device")
-        return self._room(need, key, tier + 1, strict=strict)
+    def _note_bug(self, error: BaseException) -> None:
+        self._bug = error

@@ -1,0 +1,124 @@
+"""Copies down: a victim's way to the next tier that can take it."""
+
+from __future__ import annotations
+
+import errno
+
+from tiercache.entry import Entry, Place
+from tiercache.errors import TierFullError
+from tiercache.payload import Source
+from tiercache.room import Room
+from tiercache.transfer import Transfer
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
+class PageGone(Exception):  # noqa: N818 - not an error: the page was discarded while it was copied
+    """The page was discarded while it was being copied; never leaves the store."""
+
+
+class Demotion:
+    """Moves pages down. Its methods run outside the lock, on the thread that needs room or on a worker."""
+
+    def __init__(self, transfer: Transfer) -> None:
+        self._transfer = transfer
+        self._books = transfer.books
+        self.room = Room(transfer.books, self.demote)
+
+    def demote(self, entry: Entry, level: int, deadline: float) -> None:
+        """Copies a victim, pinned at `level` by the caller, down and ends that place unless it is in use again.
+
+        Raises:
+            TierFullError, TierIOError: it could not go anywhere, and stays where it was.
+        """
+        books = self._books
+        target: int | None = None
+        pinned = entry.places[level]
+        try:
+            target = self._copy_down(entry, level, deadline)
+        except PageGone:
+            pass
+        except BaseException:
+            books.counts.demotion_errors += 1
+            raise
+        finally:
+            with books.changed:
+                place = self._unpin(entry, level, pinned)
+                if target is not None and place is not None and place.pins == 0:
+                    books.vacate(entry, level, target)
+
+    def clean(self, entry: Entry, level: int, deadline: float) -> bool:
+        """Copies a page, pinned at `level` by the caller, down and keeps both; False when that failed."""
+        books = self._books
+        pinned = entry.places[level]
+        try:
+            self._copy_down(entry, level, deadline)
+        except PageGone:
+            pass
+        except Exception:  # noqa: BLE001 - nobody waits for this copy: who needs the room later gets the error
+            books.counts.demotion_errors += 1
+            return False
+        finally:
+            with books.changed:
+                self._unpin(entry, level, pinned)
+        return True
+
+    def land(self, entry: Entry, origin: int, target: int, source: Source, deadline: float) -> None:
+        """Writes a payload into a tier and publishes the place; a sum's place at `origin` ends with that.
+
+        Raises:
+            TierFullError: neither eviction nor the operating system had the room.
+        """
+        books = self._books
+        tier, meta, what = books.tiers[target], source.meta, f"write {entry.key}"
+        place = self.room.acquire(target, meta.stored_bytes, what, deadline)
+        with books.changed:
+            if entry.dead:
+                books.release_room(target, place)
+                raise PageGone
+            entry.begin(target, place)
+            place.meta = meta
+        start_s = books.clock.now()
+        try:
+            view = tier.view(place.slot)
+            if view is not None:
+                source.into(view[: meta.stored_bytes])
+            else:
+                tier.write(place.slot, source.data(), meta)
+        except BaseException as error:
+            with books.changed:
+                books.abort(entry, target)
+                if isinstance(error, OSError) and error.errno in _NO_SPACE:
+                    raise self.room.full(target, meta.stored_bytes, what) from error
+            raise
+        with books.changed:
+            self._transfer.count(entry, origin, target, meta.stored_bytes, start_s)
+            books.publish(entry, target)
+            old = entry.places[origin]
+            if entry.is_sum and old is not None and old.valid:
+                assert old.pins == 1, f"{entry.key}: a sum moved while in use"
+                self._unpin(entry, origin, old)
+                if entry.places[origin] is old:
+                    books.vacate(entry, origin, target)
+            books.settle(entry)
+
+    def _unpin(self, entry: Entry, level: int, pinned: Place | None) -> Place | None:
+        """Ends the copy's pin, unless the place has gone with a sum that moved; returns the place if it is left."""
+        if pinned is None or entry.places[level] is not pinned:
+            return None
+        self._books.unpin(entry, pinned, level, copy=True)
+        return pinned if entry.places[level] is pinned else None
+
+    def _copy_down(self, entry: Entry, level: int, deadline: float) -> int:
+        """Copies from a pinned place to the next tier below that can take it; returns that tier's level."""
+        source = self._transfer.source(entry, level, deadline)
+        error: TierFullError | None = None
+        for target in range(level + 1, self._books.last + 1):
+            try:
+                self.land(entry, level, target, source, deadline)
+            except TierFullError as full:
+                error = full
+                continue
+            return target
+        assert error is not None, "demotion from the lowest tier"
+        raise error

@@ -1,0 +1,158 @@
+"""Following an access plan: when each page is used next, and what to bring up before it is."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+
+from tiercache.entry import Entry, PageKey, Rise
+from tiercache.placement import Books
+from tiercache.plan import Access, AccessPlan, Operation
+from tiercache.room import Room
+
+# An access that the plan has a little later is taken for it; one much later only after so many strays.
+_NEAR = 64
+_MAX_STRAYS = 16
+# Look-ahead fills half of the device: the other half is for what is in use and what is put.
+_AHEAD_SHARE = 2
+_RETRY = 4
+
+
+class Follower:
+    """The plan that the store follows, and how far the run is in it. All under the store's lock.
+
+    An access that is not the plan's next one is a deviation: it is counted, and the run is taken to be where the
+    plan has that access next, unless that is far away.
+
+    Attributes:
+        active: there is a plan.
+    """
+
+    def __init__(self, plan: AccessPlan | None) -> None:
+        self._accesses: list[Access] = list(plan.accesses) if plan is not None else []
+        self._uses: dict[PageKey, list[int]] = {}
+        self._at: dict[tuple[Operation, PageKey], list[int]] = {}
+        self._cursor = 0
+        self._strays = 0
+        self._ahead = 0
+        self._window: deque[tuple[int, int]] = deque()
+        self._window_bytes = 0
+        self._retry_at = 0
+        self.active = plan is not None
+        for position, access in enumerate(self._accesses):
+            self._at.setdefault((access.operation, access.key), []).append(position)
+            if access.operation in ("read", "accumulate", "take"):
+                self._uses.setdefault(access.key, []).append(position)
+
+    def begin(self, books: Books) -> None:
+        """Tells the policies this plan's next uses in place of another's."""
+        for policy in books.policies:
+            if policy is not None:
+                policy.advance(0)
+        for entry in books.by_id:
+            if entry is not None:
+                self._tell(entry, books)
+
+    def next_use(self, key: PageKey) -> int | None:
+        """Position of the next planned use of the page's bytes; None: never, as far as is known."""
+        uses = self._uses.get(key)
+        if uses is None:
+            return None
+        index = bisect_left(uses, self._cursor)
+        return uses[index] if index < len(uses) else None
+
+    def note(self, operation: Operation, key: PageKey, books: Books) -> None:
+        """The run made this access."""
+        cursor, accesses = self._cursor, self._accesses
+        if cursor < len(accesses):
+            access = accesses[cursor]
+            if access.operation == operation and (access.key is key or access.key == key):
+                self._strays = 0
+                self._move_to(cursor + 1, books)
+                return
+        books.counts.deviations += 1
+        positions = self._at.get((operation, key), [])
+        index = bisect_left(positions, cursor)
+        if index == len(positions):
+            return
+        self._strays += 1
+        if positions[index] - cursor <= _NEAR or self._strays > _MAX_STRAYS:
+            self._strays = 0
+            self._move_to(positions[index] + 1, books)
+
+    def _move_to(self, cursor: int, books: Books) -> None:
+        passed = self._accesses[self._cursor : cursor]
+        self._cursor = cursor
+        self._ahead = max(self._ahead, cursor)
+        while self._window and self._window[0][0] < cursor:
+            self._window_bytes -= self._window.popleft()[1]
+        for policy in books.policies:
+            if policy is not None:
+                policy.advance(cursor)
+        for access in passed:
+            entry = books.table.get(access.key)
+            if entry is not None:
+                self._tell(entry, books)
+
+    def _tell(self, entry: Entry, books: Books) -> None:
+        """Gives the policies the entry's next use."""
+        when = self.next_use(entry.key)
+        for level, policy in enumerate(books.policies):
+            if policy is not None and entry.num_bytes and entry.valid_place(level) is not None:
+                policy.set_next_use(entry.id, when)
+
+    def look_ahead(self, books: Books, room: Room) -> list[Entry]:
+        """Reserves room for the next pages that the plan needs and that are not where it needs them.
+
+        Returns the entries, each with a rise that a worker should carry out.
+        """
+        rising: list[Entry] = []
+        if self._cursor < self._retry_at:
+            return rising
+        limit_bytes = books.tiers[0].capacity_bytes // _AHEAD_SHARE
+        while self._ahead < len(self._accesses) and self._window_bytes < limit_bytes:
+            access = self._accesses[self._ahead]
+            entry = books.table.get(access.key)
+            if entry is not None and access.operation in ("read", "accumulate", "take"):
+                level = self._wanted(access, entry, books)
+                if level is not None and not reserve_rise(entry, level, books, room, self._ahead):
+                    self._retry_at = self._cursor + _RETRY
+                    break
+                if level is not None:
+                    rising.append(entry)
+                if level != 1:
+                    self._window.append((self._ahead, entry.num_bytes))
+                    self._window_bytes += entry.num_bytes
+            self._ahead += 1
+        return rising
+
+    def _wanted(self, access: Access, entry: Entry, books: Books) -> int | None:
+        """The level that the page should come up to before this access; None: it is well where it is."""
+        if not entry.visible or entry.busy or entry.dead or entry.rise is not None:
+            return None
+        source = entry.source()
+        if source is None or source == 0:
+            return None
+        if access.operation == "read" or books.engines.of(entry.device).late:
+            return 0 if access.operation != "accumulate" else None
+        # A sum that the CPU can add to, or a page that is copied out, is as good in host memory.
+        return 1 if source > 1 and access.operation == "accumulate" else (0 if source > 1 else None)
+
+
+def reserve_rise(entry: Entry, level: int, books: Books, room: Room, not_before: int | None = None) -> bool:
+    """Reserves room at `level` for a page that lies lower and marks it as rising; False without room."""
+    num_bytes = entry.num_bytes
+    if level > 0:
+        source = entry.source()
+        assert source is not None
+        below = entry.places[source]
+        assert below is not None
+        assert below.meta is not None
+        num_bytes = below.meta.stored_bytes
+    place = room.acquire_at_once(level, num_bytes, not_before)
+    if place is None:
+        return False
+    place.ahead = level == 0
+    entry.rise = Rise(level)
+    entry.rise.place = place
+    return True

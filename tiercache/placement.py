@@ -1,0 +1,253 @@
+"""The store's books: which page has which places, and what that leaves of every budget."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tiercache.clock import Clock
+from tiercache.entry import Entry, PageKey, Place
+from tiercache.errors import StoreClosedError, StoreTimeoutError, TierFullError
+from tiercache.stats import Stats
+from tiercache.streams import Engines
+from tiercache.tiers.base import Tier
+
+
+class Books:
+    """Entries, places, pins and budgets of all tiers.
+
+    Implementation notes. One lock guards everything here, and nothing blocks while it is held: copies, waits
+    for room and codecs run outside. A place in a tier that has another below it is known to that tier's policy
+    from `publish` to `vacate`; while it is pinned the policy has it under lease and never offers it. Places
+    that are being filled or copied from are counted as transient: whoever needs room waits for those, since
+    they end by themselves, and not for leases of its own thread, which don't.
+
+    Attributes:
+        changed: the lock, and the condition that is notified when room or a page came free.
+        table: visible pages and pages whose first put is in progress.
+        on_publish: called with the level after a place became valid.
+    """
+
+    def __init__(
+        self,
+        tiers: Sequence[Tier],
+        policies: Sequence[Any],
+        engines: Engines,
+        clock: Clock,
+        next_use: Callable[[PageKey], int | None],
+    ) -> None:
+        self.tiers = list(tiers)
+        self.last = len(tiers) - 1
+        self.policies = list(policies)
+        self.engines = engines
+        self.clock = clock
+        self.next_use = next_use
+        self.changed = threading.Condition(threading.Lock())
+        self.closed = False
+        self.table: dict[PageKey, Entry] = {}
+        self.graphs: dict[int, set[PageKey]] = {}
+        self.by_id: list[Entry | None] = []
+        self.held = [0] * len(tiers)
+        self.transient = [0] * len(tiers)
+        self.lease_owners: dict[int, int] = {}
+        self.on_publish: Callable[[int], None] | None = None
+        self.counts = Stats(bytes_peak={tier.name: 0 for tier in tiers})
+        self._free_ids: list[int] = []
+        self._waiting = 0
+
+    # Entries
+
+    def enter(self, entry: Entry) -> None:
+        """Gives an entry its id and its row in the table; it is visible once the caller says so."""
+        if self._free_ids:
+            entry.id = self._free_ids.pop()
+            self.by_id[entry.id] = entry
+        else:
+            entry.id = len(self.by_id)
+            self.by_id.append(entry)
+        self.table[entry.key] = entry
+        if entry.key.graph:
+            self.graphs.setdefault(entry.key.graph, set()).add(entry.key)
+
+    def bury(self, entry: Entry) -> None:
+        """Takes an entry out of the table; its places end now or as soon as nobody uses them."""
+        if entry.dead:
+            return
+        entry.dead = True
+        if self.table.get(entry.key) is entry:
+            del self.table[entry.key]
+            of_graph = self.graphs.get(entry.key.graph)
+            if of_graph is not None:
+                of_graph.discard(entry.key)
+                if not of_graph:
+                    del self.graphs[entry.key.graph]
+        self.settle(entry)
+
+    def settle(self, entry: Entry) -> None:
+        """Ends what a dead entry no longer needs, then its id."""
+        if not entry.dead:
+            return
+        for level, place in enumerate(entry.places):
+            if place is not None and place.valid and place.pins == 0:
+                self.vacate(entry, level)
+        if entry.id >= 0 and not entry.busy and entry.rise is None and not any(entry.places):
+            for policy in self.policies:
+                if policy is not None:
+                    policy.remove(entry.id)
+            self.by_id[entry.id] = None
+            self._free_ids.append(entry.id)
+            entry.id = -1
+        self.notify()
+
+    # Places
+
+    def free_bytes(self, level: int) -> int:
+        """Budget that nothing uses."""
+        return self.tiers[level].capacity_bytes - self.tiers[level].used_bytes
+
+    def reserve(self, level: int, num_bytes: int) -> Place | None:
+        """Room at once, or None; a zero-size page takes one byte."""
+        tier = self.tiers[level]
+        need = num_bytes or 1
+        if tier.used_bytes + need > tier.capacity_bytes:
+            return None
+        try:
+            slot = tier.reserve(need)
+        except TierFullError:
+            return None
+        self.held[level] += slot.num_bytes
+        self.transient[level] += 1
+        peaks, used = self.counts.bytes_peak, tier.used_bytes
+        if used > peaks[tier.name]:
+            peaks[tier.name] = used
+        return Place(slot)
+
+    def release_room(self, level: int, place: Place) -> None:
+        """Gives back room that was reserved for no entry yet."""
+        self.transient[level] -= 1
+        self._free(level, place)
+
+    def publish(self, entry: Entry, level: int) -> Place:
+        """The place's bytes are complete: the policy may choose it from now on."""
+        place = entry.publish(level)
+        self.transient[level] -= 1
+        if self._known(entry, level):
+            policy = self.policies[level]
+            policy.insert(entry.id, place.slot.num_bytes, self._cost(entry, level))
+            when = self.next_use(entry.key)
+            if when is not None:
+                policy.set_next_use(entry.id, when)
+        if self.on_publish is not None:
+            self.on_publish(level)
+        self.notify()
+        return place
+
+    def abort(self, entry: Entry, level: int) -> None:
+        """Filling failed: the place was never there."""
+        place = entry.vacate(level)
+        self.transient[level] -= 1
+        self._free(level, place)
+
+    def vacate(self, entry: Entry, level: int, to_level: int | None = None) -> None:
+        """Ends a valid place that nobody uses; `to_level` says that it was evicted, and where to."""
+        place = entry.vacate(level)
+        if self._known(entry, level):
+            if to_level is None:
+                self.policies[level].remove(entry.id)
+            else:
+                self.policies[level].evict(entry.id, to_level)
+        if to_level is not None:
+            self.counts.evictions += 1
+        self._free(level, place)
+
+    def pin(self, entry: Entry, place: Place, level: int, *, copy: bool = False) -> None:
+        """Keeps a valid place where it is, for a lease or, transiently, for a copy."""
+        place.pins += 1
+        if copy:
+            self.transient[level] += 1
+        if place.pins == 1 and self._known(entry, level):
+            self.policies[level].lease(entry.id)
+
+    def unpin(self, entry: Entry, place: Place, level: int, *, copy: bool = False) -> None:
+        """Ends one pin."""
+        place.pins -= 1
+        if copy:
+            self.transient[level] -= 1
+        if place.pins == 0:
+            if self._known(entry, level):
+                self.policies[level].release(entry.id)
+            if entry.dead:
+                self.settle(entry)
+        self.notify()
+
+    def _free(self, level: int, place: Place) -> None:
+        if place.tensor is not None:
+            self.engines.of(place.tensor.device).free(place.tensor)
+            place.tensor = None
+        self.held[level] -= place.slot.num_bytes
+        self.tiers[level].free(place.slot)
+        self.notify()
+
+    def _known(self, entry: Entry, level: int) -> bool:
+        return entry.num_bytes > 0 and self.policies[level] is not None
+
+    def _cost(self, entry: Entry, level: int) -> float:
+        """Relative seconds to load the page again: its bytes, four times dearer when they come from disk."""
+        from_disk = level == self.last - 1 and self.last == 2
+        return entry.num_bytes * (4.0 if from_disk else 1.0)
+
+    # Waiting
+
+    def check_open(self) -> None:
+        """Raises StoreClosedError after close."""
+        if self.closed:
+            raise StoreClosedError("the store is closed", remedy="open another")
+
+    def notify(self) -> None:
+        """Wakes those who wait for a change."""
+        if self._waiting:
+            self.changed.notify_all()
+
+    def wait(self, deadline: float, what: str) -> None:
+        """Waits for a change. Raises StoreTimeoutError at the deadline and StoreClosedError when closed."""
+        left_s = deadline - self.clock.now()
+        if left_s <= 0:
+            raise StoreTimeoutError(
+                f"{what}: waited until the deadline", remedy="raise timeout_s, or end leases of other threads"
+            )
+        self._waiting += 1
+        try:
+            self.clock.wait(self.changed, left_s)
+        finally:
+            self._waiting -= 1
+        self.check_open()
+
+    def foreign_leases(self, thread: int) -> bool:
+        """Whether other threads hold leases, which may end."""
+        return len(self.lease_owners) > (1 if thread in self.lease_owners else 0)
+
+    # Proof
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError when entries, tiers and policies do not agree; the lock is held."""
+        assert all(entry.key is key or entry.key == key for key, entry in self.table.items())
+        live = [entry for entry in self.by_id if entry is not None]
+        for level, tier in enumerate(self.tiers):
+            assert self.held[level] <= tier.used_bytes <= tier.capacity_bytes, tier.name
+            places = [entry.places[level] for entry in live if entry.places[level] is not None]
+            booked = sum(place.slot.num_bytes for place in places if place is not None)
+            assert booked <= self.held[level], tier.name
+            if self.transient[level] == 0:
+                assert booked == self.held[level], f"{tier.name}: {booked} booked, {self.held[level]} held"
+            if self.held[level] == 0:
+                assert tier.used_bytes == 0, f"{tier.name}: {tier.used_bytes} bytes belong to nobody"
+            tier.check_integrity()
+        for entry in live:
+            assert not entry.dead or self.table.get(entry.key) is not entry
+            assert entry.dead or entry.refs > 0
+            valid = [place for place in entry.places if place is not None and place.valid]
+            assert not entry.is_sum or len(valid) <= 1, f"{entry.key}: a sum in two places"
+            assert entry.dead or not entry.visible or entry.busy or valid, f"{entry.key}: no bytes"
+            device = entry.places[0]
+            assert entry.leases <= (device.pins if device is not None else 0)

@@ -1,0 +1,148 @@
+"""Making room in a tier: who must go, who can simply be dropped, and when to wait."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from tiercache.entry import Entry, Place
+from tiercache.errors import TierFullError
+from tiercache.placement import Books
+
+
+class Room:
+    """Reserves room in a tier, evicting what its policy names.
+
+    A copy that lies elsewhere too is dropped; any other victim is first copied down by the thread that needs the
+    room, unless a worker is at it already. So room is made as deep as needed without one thread ever waiting
+    for a queue.
+
+    Args:
+        books: whose lock is not held by callers of `acquire`.
+        demote: copies a pinned victim down and ends its place; runs outside the lock.
+    """
+
+    def __init__(self, books: Books, demote: Callable[[Entry, int, float], None]) -> None:
+        self._books = books
+        self._demote = demote
+
+    def acquire(self, level: int, num_bytes: int, what: str, deadline: float) -> Place:
+        """Room for `num_bytes`, reserved and to be filled or released by the caller.
+
+        Raises:
+            TierFullError: no eviction can make that room.
+            StoreTimeoutError: others were still at work at the deadline.
+        """
+        books = self._books
+        while True:
+            with books.changed:
+                books.check_open()
+                place = books.reserve(level, num_bytes)
+                if place is not None:
+                    return place
+                if num_bytes > books.tiers[level].capacity_bytes:
+                    raise self.full(level, num_bytes, what)
+                victim = self._choose(level, num_bytes)
+                if victim is None:
+                    if not self._may_change(level):
+                        raise self.full(level, num_bytes, what)
+                    books.wait(deadline, what)
+                    continue
+                if isinstance(victim, int):
+                    continue
+            self._demote(victim, level, deadline)
+
+    def acquire_at_once(self, level: int, num_bytes: int, not_before: int | None = None) -> Place | None:
+        """Room that is free or that dropping copies gives, or None; the lock is held.
+
+        `not_before`: only copies whose next use in the plan is later may be dropped.
+        """
+        books = self._books
+        place = books.reserve(level, num_bytes)
+        if place is not None or num_bytes > books.tiers[level].capacity_bytes:
+            return place
+        chosen = self._victims(level, num_bytes)
+        if not chosen:
+            return None
+        for entry in chosen:
+            copy = entry.places[level]
+            if copy is None or copy.pins or copy.ahead or not self._is_spare(entry, level):
+                return None
+            when = books.next_use(entry.key)
+            if not_before is not None and when is not None and when <= not_before:
+                return None
+        for entry in chosen:
+            books.vacate(entry, level, self._spare_level(entry, level))
+        return books.reserve(level, num_bytes)
+
+    def full(self, level: int, num_bytes: int, what: str) -> TierFullError:
+        """The error that says need, have and remedy."""
+        tier = self._books.tiers[level]
+        leased = sum(
+            place.slot.num_bytes
+            for entry in self._books.by_id
+            if entry is not None and (place := entry.places[level]) is not None and place.pins
+        )
+        free = tier.capacity_bytes - tier.used_bytes
+        return TierFullError(
+            f"{what}: no room in the {tier.name} tier",
+            got=f"need {num_bytes} bytes",
+            limit=f"have {free} free of {tier.capacity_bytes}, {leased} of them in use by leases or copies",
+            remedy=f"raise the budget of {tier.name}, discard pages or end leases",
+        )
+
+    def _choose(self, level: int, num_bytes: int) -> Entry | int | None:
+        """Drops spare victims and says how many, or pins one that must be copied down first."""
+        books = self._books
+        dropped, loaded = 0, None
+        for entry in self._victims(level, num_bytes):
+            place = entry.places[level]
+            if place is None or not place.valid or place.pins:
+                continue
+            if self._is_spare(entry, level):
+                books.vacate(entry, level, self._spare_level(entry, level))
+                dropped += 1
+            elif loaded is None:
+                loaded = entry
+        if dropped:
+            return dropped
+        if loaded is not None:
+            place = loaded.places[level]
+            assert place is not None
+            books.pin(loaded, place, level, copy=True)
+        return loaded
+
+    def _victims(self, level: int, num_bytes: int) -> list[Entry]:
+        books = self._books
+        need = max(1, num_bytes - books.free_bytes(level))
+        policy = books.policies[level]
+        if policy is not None:
+            return [entry for k in policy.victims(need) if (entry := books.by_id[k]) is not None]
+        # The lowest tier has nowhere to evict to: only copies that lie further up as well can go.
+        found: list[Entry] = []
+        for entry in books.by_id:
+            if need <= 0:
+                break
+            if entry is None or (place := entry.valid_place(level)) is None or place.pins:
+                continue
+            if self._is_spare(entry, level):
+                found.append(entry)
+                need -= place.slot.num_bytes
+        return found
+
+    def _is_spare(self, entry: Entry, level: int) -> bool:
+        """Whether the copy can go without a write. A device copy only counts copies further down."""
+        return entry.has_other_copy(level) and not entry.busy
+
+    def _spare_level(self, entry: Entry, level: int) -> int:
+        for lower in range(level + 1, len(entry.places)):
+            if entry.valid_place(lower) is not None:
+                return lower
+        return -1
+
+    def _may_change(self, level: int) -> bool:
+        """Whether waiting can help: copies in progress, or leases of other threads."""
+        books = self._books
+        if books.transient[level] > 0:
+            return True
+        return level == 0 and books.foreign_leases(threading.get_ident())

@@ -1,0 +1,115 @@
+"""What copies in both directions share: payloads as memory, counters, and the wait for late copies."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from tiercache.entry import Entry
+from tiercache.payload import ArraySource, LateSource, PageCodecs, Source, as_tensor, bytes_of, page_meta
+from tiercache.placement import Books
+from tiercache.threads import WorkerThreads
+from tiercache.tiers.base import ByteArray, PageMeta
+from tiercache.trace import Timeline
+
+
+class Transfer:
+    """The tools of one store's copies. Its methods run outside the lock and may block on copies or disks.
+
+    Attributes:
+        books: of the store.
+        codecs: for what lies below the device.
+        threads: workers that move pages beside compute.
+    """
+
+    def __init__(
+        self,
+        books: Books,
+        codecs: PageCodecs,
+        threads: WorkerThreads,
+        namespace: bytes,
+        timeline: Timeline | None,
+    ) -> None:
+        self.books = books
+        self.codecs = codecs
+        self.threads = threads
+        self._namespace = namespace
+        self._timeline = timeline
+
+    def stored(self, entry: Entry, level: int) -> ByteArray:
+        """The payload at a pinned place below the device: the tier's memory, or a copy where it has none."""
+        place = entry.places[level]
+        assert place is not None
+        assert place.meta is not None
+        tier, size = self.books.tiers[level], place.meta.stored_bytes
+        view = tier.view(place.slot)
+        if view is not None:
+            return view[:size]
+        out = np.empty(size, np.uint8)
+        tier.read(place.slot, out, place.meta)
+        return out
+
+    def raw_meta(self, entry: Entry) -> PageMeta:
+        """The record of a page that is kept as raw bytes."""
+        return page_meta(entry, self._namespace, "raw", entry.num_bytes)
+
+    def source(self, entry: Entry, level: int, deadline: float) -> Source:
+        """The payload at a pinned place, encoded where it comes from the device."""
+        place = entry.places[level]
+        assert place is not None
+        if level > 0:
+            assert place.meta is not None
+            return ArraySource(self.stored(entry, level), place.meta)
+        assert place.tensor is not None
+        return self.tensor_source(entry, place.tensor, place.ready, deadline)
+
+    def tensor_source(self, entry: Entry, tensor: torch.Tensor, ready: object, deadline: float) -> Source:
+        """The payload of a contiguous tensor that holds the page's fixed values."""
+        engine = self.books.engines.of(entry.device)
+        raw = self.raw_meta(entry)
+        if not engine.late:
+            if entry.payload_codec is None:
+                return ArraySource(bytes_of(tensor), raw)
+            return self.codecs.encode_again(entry, tensor, self._namespace)
+
+        def fetch(out: ByteArray) -> None:
+            event = engine.to_host(tensor, as_tensor(out, entry.dtype, entry.shape), ready)
+            engine.finish(event, deadline, self.books.clock)
+
+        late = LateSource(fetch, raw)
+        if entry.payload_codec is None:
+            return late
+        copy = as_tensor(late.data(), entry.dtype, entry.shape)
+        return self.codecs.encode_again(entry, copy, self._namespace)
+
+    def fix(self, entry: Entry, tensor: torch.Tensor) -> torch.Tensor:
+        """What a lossy codec makes of a tensor, on the tensor's device: the page's values from now on."""
+        fixed = torch.empty(entry.shape, dtype=entry.dtype)
+        self.codecs.fix(entry, tensor.detach().to("cpu"), fixed)
+        return fixed.to(entry.device)
+
+    def count(self, entry: Entry, origin: int, target: int, num_bytes: int, start_s: float) -> None:
+        """Notes a finished copy; the lock is held."""
+        books = self.books
+        direction = f"{books.tiers[origin].name}->{books.tiers[target].name}"
+        moved = books.counts.bytes_moved
+        moved[direction] = moved.get(direction, 0) + num_bytes
+        if self._timeline is not None:
+            self._timeline.add(direction, str(entry.key), start_s, books.clock.now(), num_bytes)
+
+    def after(self, event: object, entry: Entry, deadline: float, then: Callable[[], None]) -> None:
+        """Runs `then` once a late copy's event happened: on a worker thread, or here where there is none."""
+        engine = self.books.engines.of(entry.device)
+
+        def job() -> None:
+            try:
+                engine.finish(event, deadline, self.books.clock)
+            finally:
+                then()
+
+        on_worker = threading.current_thread().name.startswith(WorkerThreads.NAME)
+        if on_worker or not self.threads.submit(job, up=True):
+            job()

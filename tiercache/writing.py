@@ -1,0 +1,158 @@
+"""Puts: a page into the highest tier that has, or can be given, room for it."""
+
+from __future__ import annotations
+
+import torch
+
+from tiercache.demote import Demotion, PageGone
+from tiercache.entry import Entry, PageKey, Place
+from tiercache.errors import InputError, PageStateError, TierFullError
+from tiercache.payload import PageCodecs
+from tiercache.transfer import Transfer
+
+
+class Puts:
+    """Writes new pages; a page is visible once all its bytes are in one place, and never before."""
+
+    def __init__(
+        self, transfer: Transfer, codecs: PageCodecs, demotion: Demotion, timeout_s: float
+    ) -> None:
+        self._transfer = transfer
+        self._books = transfer.books
+        self._codecs = codecs
+        self._demotion = demotion
+        self._timeout_s = timeout_s
+
+    def begin(self, key: PageKey, tensor: torch.Tensor) -> tuple[Entry, Place | None] | None:
+        """A new entry, with room on the device if that is free; None when the page is there. The lock is held."""
+        books = self._books
+        entry = books.table.get(key)
+        if entry is not None and not self._join(entry, tensor):
+            return None
+        entry = Entry(key, tensor.dtype, tuple(tensor.shape), tensor.device, len(books.tiers))
+        entry.payload_codec = self._codecs.of(key, is_sum=False)
+        books.enter(entry)
+        place = books.reserve(0, entry.num_bytes)
+        if place is not None:
+            entry.begin(0, place)
+        return entry, place
+
+    def _join(self, entry: Entry, tensor: torch.Tensor) -> bool:
+        """Adds a reference to a page that is there; True when the page went away while its first put failed."""
+        books, key = self._books, entry.key
+        deadline = books.clock.now() + self._timeout_s
+        while not entry.visible or entry.busy:
+            books.wait(deadline, f"put {key}")
+            found = books.table.get(key)
+            if found is None:
+                return True
+            entry = found
+        if entry.is_sum:
+            raise PageStateError(f"put {key}: the page is a sum", remedy="take or discard it first")
+        if entry.dtype != tensor.dtype or entry.shape != tuple(tensor.shape):
+            raise PageStateError(
+                f"put {key}: a page of another dtype or shape has this key",
+                got=f"{tensor.dtype} {tuple(tensor.shape)}",
+                limit=f"{entry.dtype} {entry.shape}",
+            )
+        entry.refs += 1
+        return False
+
+    def fill(self, entry: Entry, place: Place | None, tensor: torch.Tensor, *, own: bool) -> None:
+        """Brings the new page's bytes to where they fit; outside the lock. After an error it was never there."""
+        books = self._books
+        try:
+            if place is None:
+                place = self._make_room(entry, tensor)
+            if place is not None:
+                self._fill_device(entry, place, tensor, own=own)
+        except BaseException as error:
+            with books.changed:
+                if entry.places[0] is not None and not entry.places[0].valid:
+                    books.abort(entry, 0)
+                books.bury(entry)
+            if isinstance(error, PageGone):
+                return
+            raise
+        with books.changed:
+            if place is not None:
+                books.publish(entry, 0)
+            entry.visible = True
+            books.counts.puts += 1
+            books.settle(entry)
+            books.notify()
+
+    def _make_room(self, entry: Entry, tensor: torch.Tensor) -> Place | None:
+        """Room on the device; None after the page went straight to a tier below, where demotion can't make any."""
+        books = self._books
+        start_s = books.clock.now()
+        deadline = start_s + self._timeout_s
+        try:
+            place = self._demotion.room.acquire(0, entry.num_bytes, f"put {entry.key}", deadline)
+        except TierFullError as full:
+            if books.last == 0:
+                raise
+            self._put_below(entry, tensor, deadline, full)
+            return None
+        finally:
+            with books.changed:
+                books.counts.put_stall_s += books.clock.now() - start_s
+        with books.changed:
+            if entry.dead:
+                books.release_room(0, place)
+                raise PageGone
+            entry.begin(0, place)
+        return place
+
+    def _put_below(self, entry: Entry, tensor: torch.Tensor, deadline: float, full: TierFullError) -> None:
+        engine = self._books.engines.of(entry.device)
+        codec = entry.payload_codec
+        dense = plain(tensor)
+        if codec is not None and not codec.lossless:
+            dense = self._transfer.fix(entry, dense)
+        source = self._transfer.tensor_source(entry, dense, engine.mark(dense), deadline)
+        error: TierFullError = full
+        for level in range(1, self._books.last + 1):
+            try:
+                self._demotion.land(entry, 0, level, source, deadline)
+            except TierFullError as below:
+                error = below
+                continue
+            return
+        raise error
+
+    def _fill_device(self, entry: Entry, place: Place, tensor: torch.Tensor, *, own: bool) -> None:
+        engine = self._books.engines.of(entry.device)
+        codec = entry.payload_codec
+        if codec is not None and not codec.lossless:
+            place.tensor = self._transfer.fix(entry, tensor)
+        elif own and may_keep(tensor, entry.num_bytes):
+            place.tensor = tensor.detach()
+        else:
+            place.tensor = engine.clone(plain(tensor, dense=False), entry.dtype)
+        place.ready = engine.mark(place.tensor)
+
+
+def check_page(tensor: torch.Tensor, what: str) -> None:
+    """Raises InputError unless the tensor is one that the store can keep as bytes."""
+    if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided or tensor.is_quantized:
+        kind = getattr(tensor, "layout", type(tensor).__name__)
+        raise InputError(f"{what}: not a dense tensor", got=kind, remedy="put strided tensors")
+
+
+def plain(tensor: torch.Tensor, *, dense: bool = True) -> torch.Tensor:
+    """The tensor without graph and lazy bits, contiguous if asked."""
+    tensor = tensor.detach()
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    return tensor.contiguous() if dense else tensor
+
+
+def may_keep(tensor: torch.Tensor, num_bytes: int) -> bool:
+    """Whether a tensor that is handed over is all there is in its memory."""
+    return (
+        tensor.is_contiguous()
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+        and tensor.untyped_storage().nbytes() <= num_bytes + 512
+    )
