@@ -44,7 +44,13 @@ class Demotion:
         finally:
             with books.changed:
                 place = self._unpin(entry, level, pinned)
-                if target is not None and place is not None and place.pins == 0:
+                # The copy below may have been dropped again meanwhile, as a spare of this one.
+                if (
+                    target is not None
+                    and place is not None
+                    and not place.pins
+                    and entry.has_other_copy(level)
+                ):
                     books.vacate(entry, level, target)
 
     def clean(self, entry: Entry, level: int, deadline: float) -> bool:
@@ -55,7 +61,7 @@ class Demotion:
             self._copy_down(entry, level, deadline)
         except PageGone:
             pass
-        except Exception:  # noqa: BLE001 - nobody waits for this copy: who needs the room later gets the error
+        except Exception:
             books.counts.demotion_errors += 1
             return False
         finally:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-from tiercache.tiers.base import PageMeta, Slot
+    from tiercache.tiers.base import PageMeta, Slot
 
 
 @dataclass(frozen=True)
@@ -137,13 +138,13 @@ class Entry:
         self.payload_codec: Any = None
 
     def begin(self, level: int, place: Place) -> None:
-        """absent -> filling."""
+        """From absent to filling."""
         assert self.places[level] is None, f"{self.key}: level {level} is taken"
         assert not place.valid
         self.places[level] = place
 
     def publish(self, level: int) -> Place:
-        """filling -> valid."""
+        """From filling to valid."""
         place = self.places[level]
         assert place is not None, f"{self.key}: publish of no place at level {level}"
         assert not place.valid, f"{self.key}: level {level} is valid already"
@@ -151,7 +152,7 @@ class Entry:
         return place
 
     def vacate(self, level: int) -> Place:
-        """valid or filling -> absent; nobody may use the place."""
+        """From valid or filling to absent; nobody may use the place."""
         place = self.places[level]
         assert place is not None, f"{self.key}: vacate of no place at level {level}"
         assert place.pins == 0, f"{self.key}: level {level} is in use"

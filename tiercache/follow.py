@@ -115,7 +115,7 @@ class Follower:
             entry = books.table.get(access.key)
             if entry is not None and access.operation in ("read", "accumulate", "take"):
                 level = self._wanted(access, entry, books)
-                if level is not None and not reserve_rise(entry, level, books, room, self._ahead):
+                if level is not None and not reserve_rise(entry, level, room, self._ahead):
                     self._retry_at = self._cursor + _RETRY
                     break
                 if level is not None:
@@ -139,7 +139,7 @@ class Follower:
         return 1 if source > 1 and access.operation == "accumulate" else (0 if source > 1 else None)
 
 
-def reserve_rise(entry: Entry, level: int, books: Books, room: Room, not_before: int | None = None) -> bool:
+def reserve_rise(entry: Entry, level: int, room: Room, not_before: int | None = None) -> bool:
     """Reserves room at `level` for a page that lies lower and marks it as rising; False without room."""
     num_bytes = entry.num_bytes
     if level > 0:

@@ -23,9 +23,7 @@ class Lease:
 
     __slots__ = ("_entry", "_leases", "_place", "_tensor", "_thread")
 
-    def __init__(
-        self, tensor: torch.Tensor, entry: Entry, place: Place, thread: int, leases: Leases
-    ) -> None:
+    def __init__(self, tensor: torch.Tensor, entry: Entry, place: Place, thread: int, leases: Leases) -> None:
         self._tensor: torch.Tensor | None = tensor
         self._entry = entry
         self._place = place

@@ -43,6 +43,8 @@ def page_meta(entry: Entry, namespace: bytes, codec: str, stored_bytes: int) -> 
         codec=codec,
         raw_bytes=entry.num_bytes,
         stored_bytes=stored_bytes,
+        key=entry.key,
+        persistent=entry.key.graph == 0 and not entry.is_sum,
     )
 
 

@@ -109,11 +109,8 @@ class Books:
     def reserve(self, level: int, num_bytes: int) -> Place | None:
         """Room at once, or None; a zero-size page takes one byte."""
         tier = self.tiers[level]
-        need = num_bytes or 1
-        if tier.used_bytes + need > tier.capacity_bytes:
-            return None
         try:
-            slot = tier.reserve(need)
+            slot = tier.reserve(num_bytes or 1)
         except TierFullError:
             return None
         self.held[level] += slot.num_bytes
@@ -151,6 +148,7 @@ class Books:
 
     def vacate(self, entry: Entry, level: int, to_level: int | None = None) -> None:
         """Ends a valid place that nobody uses; `to_level` says that it was evicted, and where to."""
+        assert to_level is None or entry.dead or entry.has_other_copy(level), f"{entry.key}: the only copy"
         place = entry.vacate(level)
         if self._known(entry, level):
             if to_level is None:
@@ -197,6 +195,23 @@ class Books:
         from_disk = level == self.last - 1 and self.last == 2
         return entry.num_bytes * (4.0 if from_disk else 1.0)
 
+    def forget_all(self) -> None:
+        """Ends every place that nobody copies from or to; after close, when leases no longer count."""
+        for entry in self.by_id:
+            if entry is None:
+                continue
+            for level, place in enumerate(entry.places):
+                if place is None or not place.valid:
+                    continue
+                if place.pins:
+                    place.tensor = None  # whoever holds the lease has the tensor
+                entry.places[level] = None
+                self._free(level, place)
+        self.table.clear()
+        self.graphs.clear()
+        self.by_id.clear()
+        self.lease_owners.clear()
+
     # Waiting
 
     def check_open(self) -> None:
@@ -206,7 +221,7 @@ class Books:
 
     def notify(self) -> None:
         """Wakes those who wait for a change."""
-        if self._waiting:
+        if self._waiting or self.closed:
             self.changed.notify_all()
 
     def wait(self, deadline: float, what: str) -> None:

@@ -40,6 +40,10 @@ class Leases:
             self._books.counts.prefetches_used += 1
         tensor = place.tensor
         assert tensor is not None
+        engine = self._books.engines.of(entry.device)
+        if engine.late:
+            engine.wait(place.ready, tensor)
+            engine.use(tensor)
         return Lease(tensor, entry, place, thread, self)
 
     def end(self, entry: Entry, place: Place, thread: int) -> None:
@@ -67,7 +71,7 @@ class Leases:
         entry.leases -= 1
         books.unpin(entry, place, 0)
 
-    def wait_for(self, key: PageKey, entry: Entry | None) -> Lease:
+    def wait_for(self, key: PageKey) -> Lease:
         """A lease on a page that is not on the device yet. Runs outside the lock; the wait is counted.
 
         Raises:
@@ -87,8 +91,8 @@ class Leases:
                         return self.grant(entry, place)
                 place = self._rise(entry, rise, deadline)
                 with books.changed:
-                    lease = self._enlist(entry, place)
-                return lease
+                    books.check_open()
+                    return self._enlist(entry, place)
         finally:
             with books.changed:
                 books.counts.stall_s += books.clock.now() - start_s
@@ -100,7 +104,8 @@ class Leases:
             entry = books.table.get(key)
             if entry is None:
                 raise PageMissingError(
-                    f"read {key}: no such page", remedy="capture it again: it was never put, discarded or lost"
+                    f"read {key}: no such page",
+                    remedy="capture it again: it was never put, discarded or lost",
                 )
             rise = entry.rise
             if entry.busy or not entry.visible:

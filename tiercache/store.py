@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,7 +19,13 @@ from tiercache.codecs import create_codec
 from tiercache.config import Size, StoreConfig
 from tiercache.demote import Demotion
 from tiercache.entry import Entry, PageKey
-from tiercache.errors import PageMissingError, StoreForkedError, StoreTimeoutError, TierCacheError
+from tiercache.errors import (
+    PageMissingError,
+    StoreClosedError,
+    StoreForkedError,
+    StoreTimeoutError,
+    TierCacheError,
+)
 from tiercache.follow import Follower, reserve_rise
 from tiercache.lease import Lease
 from tiercache.payload import PageCodecs
@@ -30,7 +37,7 @@ from tiercache.stats import Stats
 from tiercache.streams import Engines
 from tiercache.sums import Sums
 from tiercache.threads import WorkerThreads
-from tiercache.tiers import create_tiers
+from tiercache.opening import create_tiers, io_of
 from tiercache.tiers.base import Tier
 from tiercache.trace import AccessTrace, Timeline
 from tiercache.transfer import Transfer
@@ -95,7 +102,8 @@ class TierStore:
         self._threads = WorkerThreads(config.transfer_threads, self._note_bug)
         self._timeline = Timeline(config.timeline, self._start_s) if config.timeline is not None else None
         self._trace = AccessTrace(config.trace) if config.trace is not None else None
-        transfer = Transfer(self._books, codecs, self._threads, config.namespace, self._timeline)
+        namespace = hashlib.blake2b(config.namespace, digest_size=32).digest()
+        transfer = Transfer(self._books, codecs, self._threads, namespace, self._timeline)
         self._demotion = Demotion(transfer)
         room, timeout_s = self._demotion.room, config.timeout_s
         self._promotion = Promotion(transfer, room)
@@ -166,16 +174,9 @@ class TierStore:
                 place = entry.places[0]
                 if place is not None and place.valid:
                     books.counts.hits += 1
-                    lease = self._leases.grant(entry, place)
-                    entry = None
-                else:
-                    books.counts.misses += 1
-                    lease = None
-            else:
-                lease = None
-        if lease is None:
-            lease = self._leases.wait_for(key)
-        return self._leases.ready(lease)
+                    return self._leases.grant(entry, place)
+            books.counts.misses += 1
+        return self._leases.wait_for(key)
 
     def accumulate(self, key: PageKey, tensor: torch.Tensor) -> None:
         """Adds to a sum, created when absent: in fp32, or fp64 when the first tensor is fp64.
@@ -260,7 +261,7 @@ class TierStore:
                     continue
                 if entry.source() in (None, 0):
                     continue
-                if not reserve_rise(entry, 0, books, self._demotion.room):
+                if not reserve_rise(entry, 0, self._demotion.room):
                     break
                 rising.append(entry)
             self._raise_later(rising)
@@ -321,7 +322,7 @@ class TierStore:
             counts.pages = sum(entry.visible for entry in books.table.values())
             counts.bytes_capacity = {tier.name: tier.capacity_bytes for tier in books.tiers}
             counts.bytes_used = {tier.name: tier.used_bytes for tier in books.tiers}
-            counts.io = str(getattr(books.tiers[-1], "io", ""))
+            counts.io = "" if books.closed else io_of(books.tiers)
             return counts
 
     @contextmanager
@@ -358,11 +359,18 @@ class TierStore:
                 return
             books.closed = True
             books.changed.notify_all()
+        deadline = self._clock.now() + self.config.timeout_s
         joined = self._threads.close(self.config.timeout_s)
         with books.changed:
+            for entry in [entry for entry in books.by_id if entry is not None]:
+                if entry.rise is not None and not entry.rise.started:
+                    self._promotion.abandon(entry, entry.rise, StoreClosedError("the store was closed"))
+            while any(books.transient) and self._clock.now() < deadline:
+                self._clock.wait(books.changed, deadline - self._clock.now())
+            ended = joined and not any(books.transient)
             books.forget_all()
-        if not joined:
-            raise StoreTimeoutError("close: a transfer did not end", remedy="the tiers are left as they are")
+        if not ended:
+            raise StoreTimeoutError("close: a copy did not end", remedy="its tiers are left as they are")
         for tier in books.tiers:
             tier.close()
         for recorder in (self._trace, self._timeline):

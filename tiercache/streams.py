@@ -126,7 +126,9 @@ class AcceleratorCopies(CopyEngine):
                 spins -= 1
                 continue
             if clock.now() > deadline:
-                raise StoreTimeoutError("a copy between device and host did not end", remedy="raise timeout_s")
+                raise StoreTimeoutError(
+                    "a copy between device and host did not end", remedy="raise timeout_s"
+                )
             clock.sleep(pause_s)
             pause_s = min(2 * pause_s, _SLEEPS_S[1])
 

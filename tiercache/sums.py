@@ -240,9 +240,7 @@ class Sums:
                         books.bury(entry)
         return tensor
 
-    def _copy_out(
-        self, entry: Entry, level: int, place: Place, deadline: float
-    ) -> tuple[torch.Tensor, bool]:
+    def _copy_out(self, entry: Entry, level: int, place: Place, deadline: float) -> tuple[torch.Tensor, bool]:
         engine = self._books.engines.of(entry.device)
         if level == 0:
             assert place.tensor is not None

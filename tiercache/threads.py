@@ -94,7 +94,7 @@ class WorkerThreads:
         while (job := self._next(takes_down=takes_down)) is not None:
             try:
                 job()
-            except BaseException as error:  # noqa: BLE001 - a thread has nobody to raise to
+            except BaseException as error:
                 self._on_error(error)
             finally:
                 del job

@@ -14,9 +14,7 @@ from tiercache.transfer import Transfer
 class Puts:
     """Writes new pages; a page is visible once all its bytes are in one place, and never before."""
 
-    def __init__(
-        self, transfer: Transfer, codecs: PageCodecs, demotion: Demotion, timeout_s: float
-    ) -> None:
+    def __init__(self, transfer: Transfer, codecs: PageCodecs, demotion: Demotion, timeout_s: float) -> None:
         self._transfer = transfer
         self._books = transfer.books
         self._codecs = codecs

@@ -47,5 +47,5 @@ def test_sums_add_in_fp32_and_can_be_taken():
 
 
 def test_a_page_larger_than_every_budget_is_refused():
-    with open_store(device=512, host=512) as store, pytest.raises(TierFullError):
-        store.put(key(1), page(1))
+    with open_store(device=512, host=4096) as store, pytest.raises(TierFullError):
+        store.put(key(1), page(1, 2048))
