@@ -28,6 +28,7 @@ from tiercache.errors import (
 )
 from tiercache.follow import Follower, reserve_rise
 from tiercache.lease import Lease
+from tiercache.opening import create_tiers, io_of
 from tiercache.payload import PageCodecs
 from tiercache.placement import Books
 from tiercache.plan import AccessPlan, Operation
@@ -37,7 +38,6 @@ from tiercache.stats import Stats
 from tiercache.streams import Engines
 from tiercache.sums import Sums
 from tiercache.threads import WorkerThreads
-from tiercache.opening import create_tiers, io_of
 from tiercache.tiers.base import Tier
 from tiercache.trace import AccessTrace, Timeline
 from tiercache.transfer import Transfer
