@@ -17,16 +17,9 @@ ROOT = Path(__file__).parent.parent.parent
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-index",
-    ]
+    # in the environment's own build folder, whose objects are there; .ci/run builds from nothing
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    command = [sys.executable, "-m", "pip", "wheel", *options, f"--wheel-dir={folder}", str(ROOT)]
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=240)
     (built,) = folder.glob("tiercache-*.whl")
     return built
