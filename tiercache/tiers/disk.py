@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -23,15 +21,13 @@ from tiercache.errors import (
 from tiercache.tiers import disk_files
 from tiercache.tiers.base import ByteArray, PageMeta, Slot, Tier
 from tiercache.tiers.disk_index import DiskIndex, index_crc, is_sound, remove_index
+from tiercache.tiers.disk_journal import IndexWriter
 from tiercache.tiers.disk_meta import meta_of
 from tiercache.tiers.disk_readonly import ReadOnlyCore
 
 Durability = Literal["scratch", "process", "power"]
 
 _log = logging.getLogger(__name__)
-_BATCH = 256  # entries of one index commit at most
-_GATHER_S = 0.01  # how long a commit waits for company
-_INDEX_RETRY_S = 0.1
 
 
 class DiskTier(Tier):
@@ -85,20 +81,9 @@ class DiskTier(Tier):
         faults: bool = False,
         log: bool = False,
     ) -> None:
-        if durability not in ("scratch", "process", "power"):
-            raise ConfigError("disk tier: durability", got=durability, limit="scratch, process or power")
-        if engine not in ("auto", "io_uring", "threads"):
-            raise ConfigError("disk tier: engine", got=engine, limit="auto, io_uring or threads")
-        for field, value, least in (
-            ("depth", depth, 1),
-            ("threads", threads, 1),
-            ("bounce_buffers", bounce_buffers, 1),
-        ):
-            if not least <= value <= 1024:
-                raise ConfigError(f"disk tier: {field}", got=value, limit=f"{least} to 1024")
-        listed = [directories] if isinstance(directories, str | Path) else list(directories)
-        if not listed:
-            raise ConfigError("disk tier: directories", got="none", limit="at least one")
+        listed = _checked(
+            directories, durability, engine, depth=depth, threads=threads, bounce_buffers=bounce_buffers
+        )
         self.directories = [Path(directory).absolute() for directory in listed]
         self.durability: Durability = durability
         self._root = self.directories[0]
@@ -107,46 +92,60 @@ class DiskTier(Tier):
         self._closed = False
         self._logging = log
         self._index: DiskIndex | None = None
-        self._index_error: Exception | None = None
-        self._thread: threading.Thread | None = None
+        self._writer: IndexWriter | None = None
         self.refused_files: list[str] = []
         self.read_only = False
-        self.core: Any
+        self.core: Any = None
         try:
             for directory in self.directories:
                 disk_files.make_directory(directory)
             self._lock: _core.WriterLock | None = _core.WriterLock(str(self._root))
-            self._store = self._next_epoch()
+            self._was, self._store = disk_files.next_epoch(self.directories, durability)
         except TierIOError as error:
             if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
                 raise
             self._open_read_only(error)
             return
-        self.core = _core.Disk(
-            directories=[str(path / f"drive{number}") for number, path in enumerate(self.directories)],
-            capacity_bytes=capacity_bytes,
-            segment_bytes=segment_bytes or 0,
-            uuid=bytes.fromhex(self._store.uuid),
-            epoch=self._store.epoch,
-            next_sequence=self._store.next_sequence,
-            durability=durability,
-            engine=engine,
-            direct=direct,
-            depth=depth,
-            threads=threads,
-            bounce_buffers=bounce_buffers,
-            timeout_s=timeout_s,
-            max_errors=max_errors,
-            faults=faults,
-            log=log,
-        )
-        self._capacity_bytes = self.core.capacity_bytes
-        self.refused_files = self.core.open_existing(durability != "scratch")
-        if durability != "scratch":
-            self._open_index(capacity_bytes)
-        self._say_once()
+        except BaseException:
+            self._abandon()
+            raise
+        try:
+            self.core = _core.Disk(
+                directories=[str(path / f"drive{number}") for number, path in enumerate(self.directories)],
+                capacity_bytes=capacity_bytes,
+                segment_bytes=segment_bytes or 0,
+                uuid=bytes.fromhex(self._store.uuid),
+                epoch=self._store.epoch,
+                next_sequence=self._store.next_sequence,
+                durability=durability,
+                engine=engine,
+                direct=direct,
+                depth=depth,
+                threads=threads,
+                bounce_buffers=bounce_buffers,
+                timeout_s=timeout_s,
+                max_errors=max_errors,
+                faults=faults,
+                log=log,
+            )
+            self._capacity_bytes = self.core.capacity_bytes
+            self.refused_files = self.core.open_existing(durability != "scratch")
+            if durability != "scratch":
+                self._open_index(capacity_bytes)
+            self._say_once()
+        except BaseException:
+            self._abandon()
+            raise
 
     # ---- opening ----
+
+    def _abandon(self) -> None:
+        # A traceback may keep this object alive; the directory must not stay locked with it.
+        self._lock = None
+        if self.core is not None:
+            self.core.close(self._timeout_s)
+        if self._index is not None:
+            self._index.close()
 
     def _open_read_only(self, error: TierIOError) -> None:
         if not (self._root / "STORE").exists():
@@ -156,31 +155,6 @@ class DiskTier(Tier):
         self.core = ReadOnlyCore(self.directories)
         self._capacity_bytes = 0
         _log.warning("disk tier: %s is read-only: pages are read from it and none are written", self._root)
-
-    def _next_epoch(self) -> disk_files.StoreFile:
-        store = disk_files.read_store_file(self._root) or disk_files.new_store_file()
-        if self.durability == "scratch" and store.durability != "scratch":
-            raise ConfigError(
-                f"disk tier: {self._root} holds pages that outlive a process",
-                got="durability scratch",
-                limit=f"durability {store.durability}",
-                remedy="open it with that durability, name another directory, or remove this store",
-            )
-        if store.drives != len(self.directories) and store.epoch > 0:
-            raise ConfigError(
-                f"disk tier: {self._root} was made with other directories",
-                got=len(self.directories),
-                limit=store.drives,
-                remedy="name the same directories in the same order",
-            )
-        self._was = disk_files.StoreFile(**vars(store))
-        store.epoch += 1
-        store.durability = self.durability
-        store.drives = len(self.directories)
-        store.boot_id = disk_files.boot_id()
-        store.index_crc = None
-        disk_files.write_store_file(self._root, store, sync=self.durability == "power")
-        return store
 
     def _open_index(self, capacity_bytes: int) -> None:
         path = self._root / "index"
@@ -194,8 +168,7 @@ class DiskTier(Tier):
         refused = [digest for digest, value in self._index.entries() if not self._adopt(digest, value)]
         if refused:
             self._index.delete(refused)
-        self._thread = threading.Thread(target=self._write_index, name="tiercache-index", daemon=True)
-        self._thread.start()
+        self._writer = IndexWriter(self.core, self._index, logged=self._logging)
         if fresh and self._was.epoch > 0 and self._was.durability != "scratch":
             _log.warning(
                 "disk tier: the index of %s is gone or damaged; rebuilding it from the segments", self._root
@@ -204,7 +177,7 @@ class DiskTier(Tier):
 
     def _adopt(self, digest: bytes, value: bytes) -> bool:
         try:
-            return _core.index_fields(value)[0][0] == digest and self.core.adopt(value) == ""
+            return bool(_core.index_fields(value)[0][0] == digest and self.core.adopt(value) == "")
         except TierCacheError:
             return False
 
@@ -219,50 +192,17 @@ class DiskTier(Tier):
         found, adopted, _, bad = self.core.scan(self.core.segment_ids())
         return found, adopted, bad
 
-    # ---- the index's thread ----
-
-    def _write_index(self) -> None:
-        assert self._index is not None
-        try:
-            while True:
-                changes = self.core.take_changes(_BATCH, 0.5, _GATHER_S)
-                if changes:
-                    self.core.confirm_changes(self._commit(changes))
-        except StoreClosedError:
-            return
-
-    def _commit(self, changes: list[tuple[bytes, int, bytes | None]]) -> bool:
-        assert self._index is not None
-        if self._logging:
-            lines = [
-                digest + sequence.to_bytes(8, "little") + (value or b"")
-                for digest, sequence, value in changes
-            ]
-            self.core.mark_log("commit", b"".join(len(line).to_bytes(4, "little") + line for line in lines))
-        try:
-            self._index.apply(changes)
-        except Exception as error:  # disk full, map full, I/O: a miss for a later process, nothing else
-            if self._index_error is None:
-                _log.warning("disk tier: the index of %s cannot be written: %s", self._root, error)
-            self._index_error = error
-            time.sleep(_INDEX_RETRY_S)
-            return False
-        self._index_error = None
-        if self._logging:
-            self.core.mark_log("committed", b"")
-        return True
-
     # ---- the contract ----
 
     @property
     def capacity_bytes(self) -> int:
         """Budget of the segment files."""
-        return self._capacity_bytes
+        return int(self._capacity_bytes)
 
     @property
     def used_bytes(self) -> int:
         """Bytes of all slots, record headers and padding included."""
-        return 0 if self._closed else self.core.used_bytes
+        return 0 if self._closed else int(self.core.used_bytes)
 
     def reserve(self, num_bytes: int) -> Slot:
         """Room for `num_bytes`. Raises TierFullError with need, have and remedy."""
@@ -299,8 +239,7 @@ class DiskTier(Tier):
 
     def remove(self, digest: bytes) -> bool:
         """Deletes the persistent record of this key. False when there is none."""
-        removed: bool = self.core.remove(digest)
-        return removed
+        return bool(self.core.remove(digest))
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Returns once every record and deletion so far is as durable as `durability` promises.
@@ -312,10 +251,9 @@ class DiskTier(Tier):
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         if self.core.flush(limit_s):
             return
-        if self._index_error is not None:
-            raise TierIOError(
-                "disk tier: flush", got=self._index_error, remedy="free disk space"
-            ) from self._index_error
+        error = None if self._writer is None else self._writer.error
+        if error is not None:
+            raise TierIOError("disk tier: flush", got=error, remedy="free disk space") from error
         raise StoreTimeoutError("disk tier: flush", limit=f"{limit_s} s")
 
     def stats(self) -> dict[str, Any]:
@@ -336,6 +274,9 @@ class DiskTier(Tier):
         if self._closed or os.getpid() != self._owner:
             return
         self._closed = True
+        if self.read_only:
+            self.core.close(self._timeout_s)
+            return
         try:
             self.core.journal_hits()
             self.core.flush(min(self._timeout_s, 10.0))
@@ -343,14 +284,12 @@ class DiskTier(Tier):
         except TierCacheError as error:
             _log.warning("disk tier: close of %s: %s", self._root, error)
         calm = self.core.close(self._timeout_s)
-        if self.read_only:
-            return
         if not calm:
             _log.warning(
                 "disk tier: close of %s: I/O was still in flight after %s s", self._root, self._timeout_s
             )
-        if self._thread is not None:
-            self._thread.join(self._timeout_s)
+        if self._writer is not None:
+            self._writer.join(self._timeout_s)
         if self._index is not None and calm:
             self._index.close()
             self._store.index_crc = index_crc(self._root / "index")
@@ -366,3 +305,20 @@ class DiskTier(Tier):
             disk_files.write_store_file(self._root, self._store, sync=self.durability == "power")
         except (OSError, TierIOError) as error:
             _log.warning("disk tier: close of %s: %s", self._root, error)
+
+
+def _checked(
+    directories: str | Path | Sequence[str | Path], durability: str, engine: str, **counts: int
+) -> list[str | Path]:
+    """The directories as a list. Raises ConfigError for what cannot be meant."""
+    if durability not in ("scratch", "process", "power"):
+        raise ConfigError("disk tier: durability", got=durability, limit="scratch, process or power")
+    if engine not in ("auto", "io_uring", "threads"):
+        raise ConfigError("disk tier: engine", got=engine, limit="auto, io_uring or threads")
+    for field, value in counts.items():
+        if not 1 <= value <= 1024:
+            raise ConfigError(f"disk tier: {field}", got=value, limit="1 to 1024")
+    listed = [directories] if isinstance(directories, str | Path) else list(directories)
+    if not listed:
+        raise ConfigError("disk tier: directories", got="none", limit="at least one")
+    return listed

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tiercache.errors import ConfigError, PageCorruptError, TierIOError
@@ -127,3 +127,37 @@ def write_store_file(root: Path, store: StoreFile, *, sync: bool) -> None:
 def new_store_file() -> StoreFile:
     """STORE of a store that has never been."""
     return StoreFile(uuid=secrets.token_hex(16))
+
+
+def next_epoch(directories: list[Path], durability: str) -> tuple[StoreFile, StoreFile]:
+    """STORE as it was, and as this process has written it for its own writing. Call with the lock held.
+
+    Raises:
+        ConfigError: the store was made for another durability or with other directories.
+    """
+    root = directories[0]
+    was = read_store_file(root) or new_store_file()
+    if durability == "scratch" and was.durability != "scratch":
+        raise ConfigError(
+            f"disk tier: {root} holds pages that outlive a process",
+            got="durability scratch",
+            limit=f"durability {was.durability}",
+            remedy="open it with that durability, name another directory, or remove this store",
+        )
+    if was.drives != len(directories) and was.epoch > 0:
+        raise ConfigError(
+            f"disk tier: {root} was made with other directories",
+            got=len(directories),
+            limit=was.drives,
+            remedy="name the same directories in the same order",
+        )
+    store = replace(
+        was,
+        epoch=was.epoch + 1,
+        durability=durability,
+        drives=len(directories),
+        boot_id=boot_id(),
+        index_crc=None,
+    )
+    write_store_file(root, store, sync=durability == "power")
+    return was, store

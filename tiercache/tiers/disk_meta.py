@@ -34,8 +34,9 @@ class RecordEntry:
 
 def meta_of(fields: tuple[Any, ...]) -> PageMeta:
     """PageMeta from the fields of a record, as the core gives them."""
-    *plain, key, persistent = fields
-    return PageMeta(*plain, None if key is None else PageKey(*key), persistent)
+    digest, namespace, dtype, shape, codec, raw_bytes, stored_bytes, key, persistent = fields
+    page = None if key is None else PageKey(*key)
+    return PageMeta(digest, namespace, dtype, shape, codec, raw_bytes, stored_bytes, page, persistent)
 
 
 def entry_of(value: bytes) -> RecordEntry:

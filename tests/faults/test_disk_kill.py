@@ -1,0 +1,34 @@
+"""kill -9 at random instants: what was flushed is there, every hit is right, no byte leaks."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from disk_pages import run_python
+
+CODE = """
+import sys
+from pathlib import Path
+from disk_crash import torture
+print(torture(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))
+"""
+
+
+def tortured(tmp_path, cycles: int, seed: int) -> None:
+    said = run_python(CODE, tmp_path / "store", cycles, seed)
+    found = re.fullmatch(r"(\d+) kills, (\d+) hits compared, (\d+) of them promised\n", said)
+    assert found, said
+    kills, hits, promised = map(int, found.groups())
+    assert kills == cycles
+    assert hits >= promised > cycles
+
+
+def test_thirty_kills(tmp_path):
+    tortured(tmp_path, 30, 1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(10))
+def test_three_hundred_kills(tmp_path, part):
+    tortured(tmp_path, 30, 1000 * (part + 1))
