@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tiercache import _core
 from tiercache.errors import (
@@ -23,9 +23,8 @@ from tiercache.tiers.base import ByteArray, PageMeta, Slot, Tier
 from tiercache.tiers.disk_index import DiskIndex, index_crc, is_sound, remove_index
 from tiercache.tiers.disk_journal import IndexWriter
 from tiercache.tiers.disk_meta import meta_of
+from tiercache.tiers.disk_options import DiskOptions
 from tiercache.tiers.disk_readonly import ReadOnlyCore
-
-Durability = Literal["scratch", "process", "power"]
 
 _log = logging.getLogger(__name__)
 
@@ -42,18 +41,7 @@ class DiskTier(Tier):
         directories: one or several, each a drive of its own; made with mode 0700 when missing.
         capacity_bytes: budget of all segment files together, their headers included. The index comes on top: about
             1 KiB a persistent record.
-        durability: "scratch": nothing outlives this process. "process": persistent records outlive a killed process
-            once `flush` returned, or 20 ms after the write. "power": they outlive a power cut as well.
-        engine: "auto" takes io_uring where it works, else threads; naming one insists on it.
-        direct: offer O_DIRECT; it is used where it works.
-        depth: operations in flight on one drive.
-        threads: of one drive, for the engine "threads".
-        bounce_buffers: 1 MiB each, as many for reads as for writes, for memory that is not 4 KiB aligned.
-        timeout_s: deadline of one read or write.
-        segment_bytes: size of a segment file; None: a 64th of the budget within 16 to 512 MiB.
-        max_errors: I/O errors after which a drive takes no more records.
-        faults: builds the fault-injecting engine in (see `core`).
-        log: builds the write log in.
+        options: fields of DiskOptions.
 
     Raises:
         ConfigError: an argument that cannot be meant, or a directory that holds pages of another durability.
@@ -68,39 +56,29 @@ class DiskTier(Tier):
         self,
         directories: str | Path | Sequence[str | Path],
         capacity_bytes: int,
-        *,
-        durability: Durability = "scratch",
-        engine: Literal["auto", "io_uring", "threads"] = "auto",
-        direct: bool = True,
-        depth: int = 16,
-        threads: int = 4,
-        bounce_buffers: int = 8,
-        timeout_s: float = 60.0,
-        segment_bytes: int | None = None,
-        max_errors: int = 8,
-        faults: bool = False,
-        log: bool = False,
+        **options: Any,
     ) -> None:
-        listed = _checked(
-            directories, durability, engine, depth=depth, threads=threads, bounce_buffers=bounce_buffers
-        )
+        self.options = DiskOptions(**options)
+        listed = [directories] if isinstance(directories, str | Path) else list(directories)
+        if not listed:
+            raise ConfigError("disk tier: directories", got="none", limit="at least one")
         self.directories = [Path(directory).absolute() for directory in listed]
-        self.durability: Durability = durability
+        self.durability = self.options.durability
         self._root = self.directories[0]
-        self._timeout_s = timeout_s
+        self._timeout_s = self.options.timeout_s
         self._owner = os.getpid()
         self._closed = False
-        self._logging = log
         self._index: DiskIndex | None = None
         self._writer: IndexWriter | None = None
         self.refused_files: list[str] = []
+        self.rebuilt: tuple[int, int, list[str]] = (0, 0, [])
         self.read_only = False
         self.core: Any = None
         try:
             for directory in self.directories:
                 disk_files.make_directory(directory)
             self._lock: _core.WriterLock | None = _core.WriterLock(str(self._root))
-            self._was, self._store = disk_files.next_epoch(self.directories, durability)
+            self._was, self._store = disk_files.next_epoch(self.directories, self.durability)
         except TierIOError as error:
             if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
                 raise
@@ -113,24 +91,14 @@ class DiskTier(Tier):
             self.core = _core.Disk(
                 directories=[str(path / f"drive{number}") for number, path in enumerate(self.directories)],
                 capacity_bytes=capacity_bytes,
-                segment_bytes=segment_bytes or 0,
                 uuid=bytes.fromhex(self._store.uuid),
                 epoch=self._store.epoch,
                 next_sequence=self._store.next_sequence,
-                durability=durability,
-                engine=engine,
-                direct=direct,
-                depth=depth,
-                threads=threads,
-                bounce_buffers=bounce_buffers,
-                timeout_s=timeout_s,
-                max_errors=max_errors,
-                faults=faults,
-                log=log,
+                **self.options.for_core(),
             )
             self._capacity_bytes = self.core.capacity_bytes
-            self.refused_files = self.core.open_existing(durability != "scratch")
-            if durability != "scratch":
+            self.refused_files = self.core.open_existing(self.durability != "scratch")
+            if self.durability != "scratch":
                 self._open_index(capacity_bytes)
             self._say_once()
         except BaseException:
@@ -157,23 +125,25 @@ class DiskTier(Tier):
         _log.warning("disk tier: %s is read-only: pages are read from it and none are written", self._root)
 
     def _open_index(self, capacity_bytes: int) -> None:
-        path = self._root / "index"
+        path, rebuild = self._root / "index", self.options.rebuild
         power = self.durability == "power"
         # Without syncs a reboot may have torn the index and the records alike; only the segments prove themselves.
         trusted = self._was.durability == "power" or self._was.boot_id == self._store.boot_id
-        fresh = not trusted or not is_sound(path, self._was.index_crc)
+        fresh = rebuild is not None or not trusted or not is_sound(path, self._was.index_crc)
         if fresh:
             remove_index(path)
         self._index = DiskIndex(path, capacity_bytes, sync=power)
         refused = [digest for digest, value in self._index.entries() if not self._adopt(digest, value)]
         if refused:
             self._index.delete(refused)
-        self._writer = IndexWriter(self.core, self._index, logged=self._logging)
+        self._writer = IndexWriter(self.core, self._index, logged=self.options.log)
         if fresh and self._was.epoch > 0 and self._was.durability != "scratch":
-            _log.warning(
-                "disk tier: the index of %s is gone or damaged; rebuilding it from the segments", self._root
-            )
-            self.rebuild()
+            if rebuild is None:
+                _log.warning(
+                    "disk tier: the index of %s is gone or damaged; rebuilding it from the segments",
+                    self._root,
+                )
+            self.rebuilt = self.rebuild(rebuild)
 
     def _adopt(self, digest: bytes, value: bytes) -> bool:
         try:
@@ -187,10 +157,29 @@ class DiskTier(Tier):
         for number, rung in enumerate(drive["rung"] for drive in self.core.stats()["drives"]):
             _log.info("disk tier: drive %d of %s: %s", number, self._root, rung)
 
-    def rebuild(self) -> tuple[int, int, list[str]]:
-        """Adopts every valid persistent record of the segments. Returns records found, adopted, and what was bad."""
-        found, adopted, _, bad = self.core.scan(self.core.segment_ids())
+    def rebuild(self, progress: Callable[[int, int], None] | None = None) -> tuple[int, int, list[str]]:
+        """Adopts the newest valid persistent record of each key from the segments alone.
+
+        Args:
+            progress: called with segments read and segments in all.
+
+        Returns:
+            Records found, records adopted, and a line for each damaged one.
+        """
+        segments = self.core.segment_ids()
+        found = adopted = 0
+        bad: list[str] = []
+        for number, segment in enumerate(segments, 1):
+            seen, taken, _, lines = self.core.scan([segment])
+            found, adopted, bad = found + seen, adopted + taken, bad + lines
+            if progress is not None:
+                progress(number, len(segments))
         return found, adopted, bad
+
+    def trim(self) -> int:
+        """Removes segment files without records, and the files that were refused at open. Returns bytes freed."""
+        refused = True
+        return int(self.core.trim(refused))
 
     # ---- the contract ----
 
@@ -305,20 +294,3 @@ class DiskTier(Tier):
             disk_files.write_store_file(self._root, self._store, sync=self.durability == "power")
         except (OSError, TierIOError) as error:
             _log.warning("disk tier: close of %s: %s", self._root, error)
-
-
-def _checked(
-    directories: str | Path | Sequence[str | Path], durability: str, engine: str, **counts: int
-) -> list[str | Path]:
-    """The directories as a list. Raises ConfigError for what cannot be meant."""
-    if durability not in ("scratch", "process", "power"):
-        raise ConfigError("disk tier: durability", got=durability, limit="scratch, process or power")
-    if engine not in ("auto", "io_uring", "threads"):
-        raise ConfigError("disk tier: engine", got=engine, limit="auto, io_uring or threads")
-    for field, value in counts.items():
-        if not 1 <= value <= 1024:
-            raise ConfigError(f"disk tier: {field}", got=value, limit="1 to 1024")
-    listed = [directories] if isinstance(directories, str | Path) else list(directories)
-    if not listed:
-        raise ConfigError("disk tier: directories", got="none", limit="at least one")
-    return listed

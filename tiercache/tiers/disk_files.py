@@ -8,9 +8,11 @@ directory/driveN/   segment files, of the N-th directory; root is the first one
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
+import struct
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -161,3 +163,20 @@ def next_epoch(directories: list[Path], durability: str) -> tuple[StoreFile, Sto
     )
     write_store_file(root, store, sync=durability == "power")
     return was, store
+
+
+def writer_pid(root: Path) -> int | None:
+    """Pid of the process that has the store open for writing. Not for that process itself: closing any descriptor
+    of LOCK would drop its lock.
+    """
+    try:
+        handle = os.open(root / "LOCK", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        # struct flock of 64-bit Linux: type, whence, start, length, pid
+        asked = struct.pack("hhxxxxqqixxxx", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, _, _, _, pid = struct.unpack("hhxxxxqqixxxx", fcntl.fcntl(handle, fcntl.F_GETLK, asked))
+    finally:
+        os.close(handle)
+    return None if kind == fcntl.F_UNLCK else int(pid)

@@ -1,0 +1,90 @@
+"""`tiercache store` on a real directory."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from disk_pages import MIB, NAMESPACE, flip, key_of, only_segment, put, size_of
+from typer.testing import CliRunner
+
+from tiercache.cli.store_command import app
+from tiercache.tiers.disk import DiskTier
+from tiercache.tiers.disk_reader import DiskReader
+
+
+@pytest.fixture
+def root(tmp_path):
+    tier = DiskTier(tmp_path, 16 * MIB, durability="process")
+    for number in range(4):
+        put(tier, number)
+    tier.close()
+    return tmp_path
+
+
+def run(*arguments: object, status: int = 0):
+    done = CliRunner().invoke(app, [*map(str, arguments)])
+    assert done.exit_code == status, done.output
+    return done
+
+
+def said(*arguments: object, status: int = 0):
+    return json.loads(run(*arguments, "--json", status=status).stdout)
+
+
+def test_info(root):
+    found = said("info", root)
+    assert (found["records"], found["durability"], found["writer_pid"]) == (4, "process", None)
+    assert found["namespaces"] == {NAMESPACE.hex(): 4}
+    assert found["payload_bytes"] == sum(size_of(number) for number in range(4))
+    assert "durability" in run("info", root).stdout
+
+
+def test_ls(root):
+    rows = {row["key"]: row for row in said("ls", root)}
+    row = rows[key_of(2).digest.hex()]
+    assert (row["layer"], row["kind"], row["dtype"], row["shape"]) == (2, "key", "uint8", [size_of(2)])
+    assert (row["codec"], row["stored_bytes"], row["hits"]) == ("raw", size_of(2), 0)
+    assert 0 <= row["age_s"] < 1000
+    assert len(said("ls", root, "--limit", 2)) == 2
+    assert key_of(2).digest.hex()[:8] in run("ls", root).stdout
+
+
+def test_verify_finds_a_bad_record_and_says_so_by_its_exit_status(root):
+    assert said("verify", root)["bad"] == []
+    entry = next(entry for entry in DiskReader(root).entries() if entry.meta.digest == key_of(1).digest)
+    flip(only_segment(root), entry.offset + 4096, 5)
+    found = said("verify", root, status=1)
+    assert (found["records"], len(found["bad"])) == (4, 1)
+    assert "payload checksum" in found["bad"][0]
+    assert str(key_of(1)) in found["bad"][0]
+    only_segment(root).unlink()
+    assert len(said("verify", root, status=1)["bad"]) == 4
+
+
+def test_gc(root):
+    (root / "drive0" / "0050.seg").write_bytes(b"x" * 9000)
+    assert said("gc", root)["removed_records"] == 0
+    assert said("gc", root, "--namespace", "ffff")["removed_records"] == 0
+    assert not (root / "drive0" / "0050.seg").exists()
+    assert said("gc", root, "--older-than-days", 1)["removed_records"] == 0
+    assert said("info", root)["records"] == 4
+    found = said("gc", root, "--namespace", NAMESPACE.hex()[:8])
+    assert (found["removed_records"], found["file_bytes"]) == (4, 0)
+    assert said("info", root)["records"] == 0
+
+
+def test_rebuild(root):
+    shutil.rmtree(root / "index")
+    found = said("rebuild", root)
+    assert (found["found"], found["adopted"], found["bad"]) == (4, 4, [])
+    assert said("info", root)["records"] == 4
+    assert "adopted" in run("rebuild", root).stdout
+
+
+def test_a_directory_without_a_store_is_an_error(tmp_path):
+    for command in ("info", "ls", "verify", "gc", "rebuild"):
+        done = CliRunner().invoke(app, [command, str(tmp_path)])
+        assert done.exit_code == 1
+        assert "no store in" in str(done.exception)

@@ -1,0 +1,225 @@
+"""`tiercache store`: look into the disk tier of a store, check it, clean it, rebuild its index."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="Look into a store's directory, check it, clean it.")
+
+Directories = Annotated[
+    list[Path], typer.Argument(help="Directories of the store, in the order of open_store.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def _say(found: Any, *, as_json: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    table = Table(show_header=False, box=None)
+    for name, value in found.items():
+        lines = "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+        table.add_row(name.replace("_", " "), lines)
+    Console().print(table)
+
+
+def _progress() -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True), transient=True)
+
+
+def _segments(directories: list[Path]) -> list[Path]:
+    return [
+        path
+        for number, home in enumerate(directories)
+        for path in sorted((home / f"drive{number}").glob("*.seg"))
+    ]
+
+
+def _open_writer(directories: list[Path], **options: Any) -> Any:
+    from tiercache.errors import ConfigError
+    from tiercache.tiers.disk import DiskTier
+    from tiercache.tiers.disk_files import read_store_file
+
+    store = read_store_file(directories[0]) if directories[0].is_dir() else None
+    if store is None:
+        raise ConfigError(f"disk tier: no store in {directories[0]}", remedy="name the directory of a store")
+    capacity_bytes = sum(path.stat().st_size for path in _segments(directories)) + (16 << 20)
+    return DiskTier(directories, capacity_bytes, durability=store.durability, **options)
+
+
+@app.command()
+def info(directories: Directories, as_json: AsJson = False) -> None:
+    """Sizes, durability, records by namespace, and who writes."""
+    from tiercache.tiers.disk_files import writer_pid
+    from tiercache.tiers.disk_reader import DiskReader
+
+    reader = DiskReader(directories)
+    namespaces: dict[str, int] = {}
+    stored_bytes = record_bytes = records = 0
+    for entry in reader.entries():
+        name = entry.meta.namespace.hex()
+        namespaces[name] = namespaces.get(name, 0) + 1
+        records, record_bytes = records + 1, record_bytes + entry.length
+        stored_bytes += entry.meta.stored_bytes
+    index = reader.root / "index" / "data.mdb"
+    segments = _segments(directories)
+    found = {
+        "directories": [str(path) for path in directories],
+        "uuid": reader.store.uuid,
+        "durability": reader.store.durability,
+        "opened_for_writing": reader.store.epoch,
+        "writer_pid": writer_pid(reader.root),
+        "segments": len(segments),
+        "segment_bytes": sum(path.stat().st_size for path in segments),
+        "index_bytes": index.stat().st_size if index.exists() else 0,
+        "records": records,
+        "record_bytes": record_bytes,
+        "payload_bytes": stored_bytes,
+        "namespaces": namespaces
+        if as_json
+        else [f"{name[:16]}: {count} records" for name, count in namespaces.items()],
+    }
+    reader.close()
+    _say(found, as_json=as_json)
+
+
+@app.command("ls")
+def list_records(
+    directories: Directories,
+    limit: Annotated[int, typer.Option(help="Records to show; 0 for all.")] = 100,
+    as_json: AsJson = False,
+) -> None:
+    """Key, node, layer, dtype, shape, codec, sizes, age and hits of each record."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from tiercache.tiers.disk_reader import DiskReader
+
+    reader = DiskReader(directories)
+    rows: list[dict[str, Any]] = []
+    for entry in reader.entries():
+        if limit and len(rows) == limit:
+            break
+        key = entry.meta.key
+        rows.append(
+            {
+                "key": entry.meta.digest.hex(),
+                "node": None if key is None else key.node.hex(),
+                "layer": None if key is None else key.layer,
+                "kind": None if key is None else key.kind,
+                "dtype": entry.meta.dtype,
+                "shape": list(entry.meta.shape),
+                "codec": entry.meta.codec,
+                "raw_bytes": entry.meta.raw_bytes,
+                "stored_bytes": entry.meta.stored_bytes,
+                "age_s": round(max(0.0, time.time() - entry.created_ns / 1e9), 1),
+                "hits": entry.hits,
+            }
+        )
+    reader.close()
+    if as_json:
+        typer.echo(json.dumps(rows))
+        return
+    names = list(rows[0]) if rows else ["key"]
+    table = Table(*(name.replace("_", " ") for name in names), box=None)
+    for row in rows:
+        table.add_row(
+            *(str(value)[:12] if name in ("key", "node") else str(value) for name, value in row.items())
+        )
+    Console(width=max(Console().width, 150)).print(table)
+
+
+@app.command()
+def verify(directories: Directories, as_json: AsJson = False) -> None:
+    """Read every record and prove its checksums. Exit status 1 when one is bad. Works beside a writer."""
+    from tiercache.errors import PageCorruptError, PageMissingError
+    from tiercache.tiers.disk_reader import DiskReader
+
+    reader = DiskReader(directories)
+    entries = list(reader.entries())
+    bad: list[str] = []
+    num_bytes = gone = 0
+    with _progress() as progress:
+        for entry in progress.track(entries, description="records"):
+            try:
+                with reader.lease(entry.meta.digest) as lease:
+                    num_bytes += lease.read().size
+            except PageMissingError:
+                gone += reader.value(entry.meta.digest) is None
+                if reader.value(entry.meta.digest) is not None:
+                    bad.append(
+                        f"{entry.meta.key or entry.meta.digest.hex()}: its segment is missing or damaged"
+                    )
+            except PageCorruptError as error:
+                bad.append(f"{entry.meta.key or entry.meta.digest.hex()}: {error}")
+    reader.close()
+    _say(
+        {"records": len(entries), "payload_bytes": num_bytes, "removed_meanwhile": gone, "bad": bad},
+        as_json=as_json,
+    )
+    if bad:
+        raise typer.Exit(1)
+
+
+@app.command()
+def gc(
+    directories: Directories,
+    older_than_days: Annotated[float | None, typer.Option(help="Remove records that are older.")] = None,
+    namespace: Annotated[
+        str | None, typer.Option(help="Remove records whose namespace begins so (hex).")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Remove every record.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove records by age or namespace, segment files without records, and files that were refused."""
+    from tiercache.tiers.disk_meta import entry_of
+
+    tier = _open_writer(directories)
+    before = tier.stats()["file_bytes"]
+    youngest_ns = None if older_than_days is None else (time.time() - older_than_days * 86400) * 1e9
+    removed = removed_bytes = 0
+    for _, value in tier.core.records():
+        entry = entry_of(value)
+        old = youngest_ns is not None and entry.created_ns < youngest_ns
+        named = namespace is not None and entry.meta.namespace.hex().startswith(namespace.lower())
+        if everything or old or named:
+            tier.remove(entry.meta.digest)
+            removed, removed_bytes = removed + 1, removed_bytes + entry.length
+    tier.flush()
+    freed = tier.trim()
+    found = {
+        "removed_records": removed,
+        "removed_bytes": removed_bytes,
+        "refused_files": len(tier.refused_files),
+        "freed_file_bytes": freed,
+        "file_bytes_before": before,
+        "file_bytes": tier.stats()["file_bytes"],
+    }
+    tier.close()
+    _say(found, as_json=as_json)
+
+
+@app.command()
+def rebuild(directories: Directories, as_json: AsJson = False) -> None:
+    """Make the index anew from the segments alone."""
+    with _progress() as progress:
+        task = progress.add_task("segments", total=None)
+        tier = _open_writer(
+            directories, rebuild=lambda done, total: progress.update(task, completed=done, total=total)
+        )
+    found, adopted, bad = tier.rebuilt
+    tier.flush()
+    tier.close()
+    _say({"found": found, "adopted": adopted, "bad": bad}, as_json=as_json)
