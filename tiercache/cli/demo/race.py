@@ -29,6 +29,7 @@ class SideResult:
         peak_bytes: peak memory of the step above the loaded model and its gradients.
         samples: (seconds, bytes above the base, bytes used by tier) over the step.
         stats: counters of the store, empty for dense training.
+        report: what the step says of itself, empty for dense training.
         device: where the model ran.
         num_parameters: weights of the model.
         gradient: fp32 gradient of every trainable parameter, a file mapped read-only.
@@ -39,6 +40,7 @@ class SideResult:
     peak_bytes: int
     samples: list[tuple[float, int, dict[str, int]]]
     stats: dict[str, Any]
+    report: dict[str, Any]
     device: str
     num_parameters: int
     gradient: npt.NDArray[np.float32]
@@ -114,6 +116,7 @@ def _read(side: str, settings: DemoSettings, folder: Path) -> SideResult:
         peak_bytes=found["peak_bytes"],
         samples=[(seconds, held, tiers) for seconds, held, tiers in found["samples"]],
         stats=found["stats"],
+        report=found["report"],
         device=found["device"],
         num_parameters=found["num_parameters"],
         gradient=np.memmap(folder / f"{side}.gradient", dtype=np.float32, mode="r"),

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from tiercache.cli.demo.settings import DemoSettings
@@ -92,10 +92,17 @@ def warm_up(step: Step, branches: list[Branch]) -> None:
     step(short, grpo_loss)
 
 
-def measure(
-    step: Step, model: Any, branches: list[Branch], store: Any, logps_out: list[torch.Tensor]
-) -> PeakMemory:
-    """Runs the step once; the rows' scored log-probabilities go to `logps_out`, by row."""
+@dataclass(frozen=True)
+class Measured:
+    """One step: memory and time, the rows' scored log-probabilities [rows, tail], and the step's own report."""
+
+    memory: PeakMemory
+    logps: torch.Tensor
+    report: dict[str, Any]
+
+
+def measure(step: Step, model: Any, branches: list[Branch], store: Any) -> Measured:
+    """Runs the step once."""
     logps_of: dict[int, torch.Tensor] = {}
 
     def loss_fn(logps: torch.Tensor, branch: Branch) -> torch.Tensor:
@@ -108,9 +115,9 @@ def measure(
 
     allocate_gradients(model)
     with PeakMemory(model.device, probe=tiers) as memory:
-        step(branches, loss_fn)
-    logps_out.extend(logps_of[id(branch)] for branch in branches)
-    return memory
+        report = step(branches, loss_fn)
+    logps = torch.stack([logps_of[id(branch)] for branch in branches])
+    return Measured(memory, logps, {} if report is None else report.as_dict())
 
 
 def write_gradient(model: torch.nn.Module, path: Path) -> None:
@@ -133,22 +140,22 @@ def run(side: str, folder: Path) -> None:
         step = replay_step(model, store) if store is not None else dense_step(model)
         warm_up(step, branches)
         say(done=0, total=len(branches))
-        logps: list[torch.Tensor] = []
-        memory = measure(step, model, branches, store, logps)
+        measured = measure(step, model, branches, store)
         stats = {} if store is None else store.stats().as_dict()
     finally:
         if store is not None:
             store.close()
     write_gradient(model, folder / f"{side}.gradient")
-    torch.stack(logps).numpy().astype(np.float32).tofile(folder / f"{side}.logps")
+    measured.logps.numpy().tofile(folder / f"{side}.logps")
     result = {
-        "step_s": memory.seconds,
-        "peak_bytes": memory.peak_bytes,
-        "base_bytes": memory.base_bytes,
+        "step_s": measured.memory.seconds,
+        "peak_bytes": measured.memory.peak_bytes,
+        "base_bytes": measured.memory.base_bytes,
         "device": str(model.device),
         "num_parameters": sum(p.numel() for p in model.parameters()),
-        "samples": memory.samples,
+        "samples": measured.memory.samples,
         "stats": stats,
+        "report": measured.report,
     }
     (folder / f"{side}.json").write_text(json.dumps(result))
 

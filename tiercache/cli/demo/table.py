@@ -6,7 +6,7 @@ from rich.table import Table
 
 from tiercache.cli.demo.race import SideResult
 from tiercache.cli.demo.settings import DemoSettings
-from tiercache.cli.demo.verdict import LARGEST_DIFFERENCE, Verdict
+from tiercache.cli.demo.verdict import LARGEST_DIFFERENCE, Verdict, prompt_tokens_run
 
 
 def format_bytes(size: float) -> str:
@@ -36,12 +36,9 @@ def results_table(settings: DemoSettings, dense: SideResult, ours: SideResult, v
         format_bytes(ours.peak_bytes),
         _ratio(dense.peak_bytes, ours.peak_bytes, "less"),
     )
-    prompt = settings.prompt_tokens
+    dense_run, ours_run = settings.branches * settings.prompt_tokens, prompt_tokens_run(settings, ours)
     table.add_row(
-        "prompt tokens run",
-        f"{settings.branches} x {prompt}",
-        f"1 x {prompt}",
-        _ratio(settings.branches, 1, "fewer"),
+        "prompt tokens run", f"{dense_run:,}", f"{ours_run:,}", _ratio(dense_run, ours_run, "fewer")
     )
     table.add_section()
     mark = "[green]" if verdict.exact else "[red]"

@@ -56,6 +56,12 @@ def relative_difference(value: npt.NDArray[np.float32], reference: npt.NDArray[n
     return float(np.sqrt(difference / norm))
 
 
+def prompt_tokens_run(settings: DemoSettings, ours: SideResult) -> int:
+    """Prompt tokens that the tree has: the prompt once when it became a node, and once a branch otherwise."""
+    nodes = int(ours.report["captured_tokens"] + ours.report["tail_tokens"])
+    return nodes - settings.branches * settings.tail_tokens
+
+
 def as_json(settings: DemoSettings, dense: SideResult, ours: SideResult, verdict: Verdict) -> dict[str, Any]:
     """Everything the demo found, for --json."""
     sides = {
@@ -73,5 +79,7 @@ def as_json(settings: DemoSettings, dense: SideResult, ours: SideResult, verdict
         "gradient_difference": verdict.gradient_difference,
         "logp_difference": verdict.logp_difference,
         "exact": verdict.exact,
+        "prompt_tokens_run": prompt_tokens_run(settings, ours),
+        "report": ours.report,
         "store": ours.stats,
     }
