@@ -119,3 +119,43 @@ def counting_puts(store: TierStore) -> Iterator[list[int]]:
         yield sizes
     finally:
         del store.put
+
+
+class Keep(torch.autograd.Function):
+    """Saves the tensors that `make` returns and, in backward, hands what comes back to `found`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, make: Callable[[], list[torch.Tensor]], found: list[Any]
+    ) -> torch.Tensor:
+        ctx.save_for_backward(*make())
+        ctx.found = found
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        ctx.found.append(list(ctx.saved_tensors))
+        return gradient, None, None
+
+
+def round_trip(
+    store: TierStore, make: Callable[[], list[torch.Tensor]], **options: Any
+) -> list[torch.Tensor]:
+    """What a node gets back of the tensors that it saved, everything moved to the store in between."""
+    x = torch.ones(1, requires_grad=True)
+    found: list[list[torch.Tensor]] = []
+    with offload(store, **{"min_bytes": 0, "keep_last_bytes": 0, **options}):
+        y = Keep.apply(x, make, found)
+    y.backward()
+    return found[0]
+
+
+def same_tensor(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors agree in everything that a node can see, every bit included."""
+    assert one.dtype == other.dtype
+    assert one.shape == other.shape
+    assert one.stride() == other.stride()
+    assert one.device == other.device
+    assert (one.is_conj(), one.is_neg()) == (other.is_conj(), other.is_neg())
+    plain = [t.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8) for t in (one, other)]
+    return torch.equal(*plain)

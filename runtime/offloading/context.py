@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import TracebackType
 from typing import Literal, Self
 
@@ -44,9 +45,12 @@ def offload(
 
 
 class Offload:
-    """What `offload` returns. Each entry is a session of its own; entries may follow or nest, but not overlap threads.
+    """What `offload` returns. Each entry is a session of its own; entries may follow, nest, and run in several threads.
 
     An instance that is used for every step learns in which order backward asks for tensors.
+
+    Attributes:
+        last_session: of the entry that ended last.
     """
 
     def __init__(self, store: TierStore, *, min_bytes: Size, keep_last_bytes: Size | Literal["auto"]) -> None:
@@ -65,8 +69,9 @@ class Offload:
                     remedy='raise device, or leave it at "auto"',
                 )
         self._packer = Packer()
-        self._entered: list[tuple[Session, torch.autograd.graph.saved_tensors_hooks]] = []
-        self._last: Session | None = None
+        # Hooks belong to a thread, and so do entries.
+        self._entered = threading.local()
+        self.last_session: Session | None = None
 
     def __enter__(self) -> Self:
         session = Session(
@@ -74,18 +79,24 @@ class Offload:
             min_bytes=self._min_bytes,
             limit_bytes=self._limit_bytes,
             packer=self._packer,
-            learned=self._last.order.observed if self._last is not None else None,
+            learned=self.last_session.order.observed if self.last_session is not None else None,
         )
         hooks = torch.autograd.graph.saved_tensors_hooks(session.pack, session.unpack)
         hooks.__enter__()
-        self._entered.append((session, hooks))
+        self._stack().append((session, hooks))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        session, hooks = self._entered.pop()
+        session, hooks = self._stack().pop()
         hooks.__exit__()
-        self._last = session
+        self.last_session = session
         if error is None:
             session.make_room(look_at_all=True)
+
+    def _stack(self) -> list[tuple[Session, torch.autograd.graph.saved_tensors_hooks]]:
+        if not hasattr(self._entered, "stack"):
+            self._entered.stack = []
+        stack: list[tuple[Session, torch.autograd.graph.saved_tensors_hooks]] = self._entered.stack
+        return stack

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
+from contextlib import suppress
 from typing import Any
 
 import torch
 
 from tiercache.entry import PageKey
-from tiercache.errors import PageMissingError, StoreTimeoutError
+from tiercache.errors import PageMissingError, StoreClosedError, StoreTimeoutError
 from tiercache.runtime.offloading.exempt import Kept, is_kept
 from tiercache.runtime.offloading.order import UnpackOrder
 from tiercache.runtime.offloading.payload import Packer
@@ -232,7 +233,9 @@ class Session:
                 keys, self._garbage = self._garbage, []
             finally:
                 self._changed.release()
-            self._store.discard(keys)
+            if keys:
+                with suppress(StoreClosedError):  # its pages are gone already
+                    self._store.discard(keys)
 
     def _drop(self, saved: SavedStorage) -> None:
         if saved.state == RESIDENT:

@@ -16,11 +16,11 @@ RESIDENT, MOVING, STORED = "resident", "moving", "stored"
 _ALIGN_BYTES = 16
 
 
-def check_version(shape: torch.Size, dtype: torch.dtype, now: int, then: int) -> None:
+def check_version(what: str, now: int, then: int) -> None:
     """Raises SavedTensorChangedError unless a tensor's version is what it was when it was saved."""
     if now != then:
         raise SavedTensorChangedError(
-            f"a saved tensor of shape {tuple(shape)} and {dtype} was modified by an in-place operation",
+            f"a saved tensor, {what}, was modified by an in-place operation",
             got=f"version {now}",
             limit=f"version {then}, when it was saved for backward",
             remedy="clone it before changing it, or change it after backward",
@@ -52,11 +52,12 @@ class View:
         """First byte and end of what the view shows of its storage."""
         last = sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
         size = self.dtype.itemsize
-        return self.offset * size, (self.offset + last + 1) * size
+        return int(self.offset) * size, (int(self.offset) + int(last) + 1) * size
 
     def check(self, version: int) -> None:
         """Raises SavedTensorChangedError unless the tensor is as it was when it was packed."""
-        check_version(self.shape, self.dtype, version, self.version)
+        if version != self.version:
+            check_version(f"{tuple(self.shape)} {self.dtype}", version, self.version)
 
 
 class Handle:

@@ -45,7 +45,7 @@ class Window:
 
     def look_again(self, *, all_of_them: bool = False) -> None:
         """Counts parked storages, as the oldest, that only the graph holds by now."""
-        ours = []
+        ours: list[SavedStorage] = []
         for _ in range(len(self._parked) if all_of_them else min(_LOOKS, len(self._parked))):
             saved = self._parked.popleft()
             (ours if saved.is_ours() else self._parked).append(saved)
