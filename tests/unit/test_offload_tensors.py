@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import torch
@@ -169,7 +169,7 @@ class Tagged(torch.Tensor):
     """A subclass, which may carry more than its bytes."""
 
     @staticmethod
-    def __new__(cls, data: torch.Tensor) -> Tagged:
+    def __new__(cls, data: torch.Tensor) -> Self:
         return data.as_subclass(cls)
 
 
@@ -211,7 +211,7 @@ def test_trap_19_weights_buffers_and_tied_weights_never_move() -> None:
             self.embed = nn.Embedding(32, 64)
             self.conv = nn.Conv1d(64, 64, 3, padding=1)
             self.norm = nn.BatchNorm1d(64)
-            self.frozen = nn.Linear(64, 64).requires_grad_(False)
+            self.frozen = nn.Linear(64, 64).requires_grad_(requires_grad=False)
             self.register_buffer("scale", seeded(64, 64))
 
         def forward(self, tokens: torch.Tensor) -> torch.Tensor:

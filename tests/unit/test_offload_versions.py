@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from offload_steps import (
-    Gradients,
     WIDTH,
+    Gradients,
     Keep,
     assert_empty,
     batch,
