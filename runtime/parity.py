@@ -1,0 +1,233 @@
+"""The parity ladder: a model's gradient on small trees against dense training, rung by rung of precision.
+
+In fp64 only the order of sums differs, so a mistake shows at its full size. In fp32 and in the model's own
+dtype both ways round; each is measured against the fp64 gradient of dense training, and tiercache may err a
+tenth more than dense training in the same dtype does.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from tiercache.runtime.adapters import ModelAdapter, create_adapter
+from tiercache.runtime.kernels import accumulator_dtype
+from tiercache.runtime.replay import BranchReplay
+from tiercache.runtime.rows import Row
+from tiercache.store import open_store
+
+FP64_LIMIT = 5e-6  # Transformers keeps norms and rotary tables in fp32 whatever the weights are
+FP32_LIMIT = 1e-5
+NOISE_RATIO = 1.1
+_MOST_WHOLE = 300_000_000  # parameters of a model that is verified itself and not by a twin
+_NODE_TOKENS = 8
+_STORE_BYTES = 4 << 30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rung:
+    """One dtype's comparison. Errors are relative L2, computed in fp64.
+
+    Attributes:
+        dtype: of the weights.
+        subject: what was run, the model itself or a tiny twin.
+        logprob_error: of tiercache's log-probs.
+        gradient_error: of tiercache's gradient over all parameters together.
+        dense_logprob_error: of dense training in this dtype; 0 where it is itself the reference.
+        dense_gradient_error: the same of its gradient.
+        limit: largest error that passes, of log-probs and of the gradient.
+        seconds: that the rung took.
+        missing: why the rung could not be run; empty when it was.
+    """
+
+    dtype: str
+    subject: str
+    logprob_error: float = 0.0
+    gradient_error: float = 0.0
+    dense_logprob_error: float = 0.0
+    dense_gradient_error: float = 0.0
+    limit: tuple[float, float] = (0.0, 0.0)
+    seconds: float = 0.0
+    missing: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether both errors are within their limits; a rung that could not be run does not count."""
+        within = self.logprob_error <= self.limit[0] and self.gradient_error <= self.limit[1]
+        return bool(self.missing) or within
+
+
+@dataclass(frozen=True, slots=True)
+class ParityReport:
+    """The rungs, from the most precise to the model's own."""
+
+    rungs: tuple[Rung, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether some rung was run and none failed."""
+        return all(r.passed for r in self.rungs) and not all(r.missing for r in self.rungs)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"passed": self.passed, "rungs": [{**asdict(r), "passed": r.passed} for r in self.rungs]}
+
+
+def verify(
+    model: nn.Module, *, tokens: torch.Tensor | None = None, whole_model: bool | None = None
+) -> ParityReport:
+    """Compares log-probs and gradients with dense training on small trees, in fp64, fp32 and the model's dtype.
+
+    Args:
+        model: as `BranchReplay` takes it. Only copies of it are run.
+        tokens: [n] int64 of text that the trees' rows are cut from, 256 at least; random ids by default. A
+            trained model's rounding is only worth measuring on text.
+        whole_model: run the model itself (copies in fp64 need 24 bytes a parameter) or a tiny twin of its
+            class; by default the model itself up to 300 million parameters.
+
+    Raises:
+        ModelRefusedError: the model can't be trained on trees at all; names the layer and the reason.
+    """
+    adapter = create_adapter(model)
+    own = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    with open_store(device=_STORE_BYTES) as store:
+        BranchReplay(model, store)  # proves the model, or refuses it
+    source, subject = _subject(model, adapter, whole_model)
+    rows = _rows(create_adapter(source).vocab_size, tokens)
+    reference: _Result | None = None
+    rungs = []
+    for dtype in dict.fromkeys([torch.float64, torch.float32, own]):
+        begin = time.perf_counter()
+        name = str(dtype).removeprefix("torch.")
+        copied = copy.deepcopy(source).to(dtype).eval()
+        try:
+            dense = _dense(copied, rows)
+        except RuntimeError as error:  # an operator without this dtype
+            rungs.append(Rung(dtype=name, subject=subject, missing=str(error).splitlines()[0]))
+            continue
+        reference = reference or dense
+        ours = _ours(copied, rows)
+        rungs.append(_rung(name, subject, reference, dense, ours, time.perf_counter() - begin))
+    return ParityReport(tuple(rungs))
+
+
+@dataclass(slots=True)
+class _Result:
+    """Log-probs of all scored tokens in order, and a gradient for each parameter."""
+
+    logps: torch.Tensor
+    gradients: list[torch.Tensor | None]
+
+    def errors_of(self, other: _Result) -> tuple[float, float]:
+        """Relative L2 of another's log-probs and gradients against these."""
+        logps = float((other.logps.double() - self.logps.double()).norm() / self.logps.double().norm())
+        squares = [0.0, 0.0]
+        for want, got in zip(self.gradients, other.gradients, strict=True):
+            if want is not None:
+                difference = want.double() if got is None else got.double() - want.double()
+                squares[0] += float(difference.square().sum())
+                squares[1] += float(want.double().square().sum())
+            elif got is not None:
+                squares[0] += float(got.double().square().sum())
+        return logps, (squares[0] / squares[1]) ** 0.5
+
+
+def _rung(name: str, subject: str, reference: _Result, dense: _Result, ours: _Result, seconds: float) -> Rung:
+    errors = reference.errors_of(ours)
+    if dense is reference:
+        noise = (0.0, 0.0)
+        limit = (FP64_LIMIT,) * 2 if name == "float64" else (FP32_LIMIT,) * 2
+    else:
+        noise = reference.errors_of(dense)
+        least = FP32_LIMIT if name == "float32" else 0.0
+        limit = (max(least, NOISE_RATIO * noise[0]), max(least, NOISE_RATIO * noise[1]))
+    return Rung(
+        dtype=name,
+        subject=subject,
+        logprob_error=errors[0],
+        gradient_error=errors[1],
+        dense_logprob_error=noise[0],
+        dense_gradient_error=noise[1],
+        limit=limit,
+        seconds=seconds,
+    )
+
+
+def _subject(model: nn.Module, adapter: ModelAdapter, whole_model: bool | None) -> tuple[nn.Module, str]:
+    size = sum(p.numel() for p in model.parameters())
+    whole = size <= _MOST_WHOLE if whole_model is None else whole_model
+    twin = None if whole else adapter.twin()
+    return (model, "the model") if twin is None else (twin.model, f"a twin of {twin.described}")
+
+
+def _weighted(logps: torch.Tensor, row: Row) -> torch.Tensor:
+    return -(logps * row.data.to(logps)).sum()
+
+
+def _dense(model: nn.Module, rows: Sequence[Row]) -> _Result:
+    """Every row whole, one at a time, through torch's own autograd."""
+    adapter = create_adapter(model)
+    model.zero_grad(set_to_none=True)
+    kept = []
+    for row in rows:
+        tokens = row.tokens.to(adapter.device)
+        logits = adapter.dense_logits(tokens[None])[:-1]
+        logps = torch.log_softmax(logits.to(accumulator_dtype(logits.dtype)), -1)
+        picked = torch.cat([logps.new_zeros(1), logps.gather(-1, tokens[1:, None])[:, 0]])
+        picked = torch.where(row.scored.to(picked.device), picked, 0)
+        _weighted(picked, row).backward()
+        kept.append(picked.detach()[row.scored.to(picked.device)])
+    return _Result(torch.cat(kept), list(_take(model)))
+
+
+def _ours(model: nn.Module, rows: Sequence[Row]) -> _Result:
+    """The rows as a tree."""
+    kept: dict[int, torch.Tensor] = {}
+
+    def loss(logps: torch.Tensor, row: Row) -> torch.Tensor:
+        kept[id(row)] = logps.detach()[row.scored.to(logps.device)]
+        return _weighted(logps, row)
+
+    options = {"check_model": False, "min_shared_tokens": 1, "max_node_tokens": _NODE_TOKENS}
+    with open_store(device=_STORE_BYTES) as store:
+        BranchReplay(model, store, **options).backward(rows, loss)
+    return _Result(torch.cat([kept[id(row)] for row in rows]), list(_take(model)))
+
+
+def _take(model: nn.Module) -> Iterator[torch.Tensor | None]:
+    for parameter in model.parameters():
+        yield parameter.grad
+        parameter.grad = None
+
+
+def _rows(vocab_size: int, tokens: torch.Tensor | None) -> list[Row]:
+    """A chain of three nodes with three branches, and a tree of depth three whose shared tokens are scored too."""
+    generator = torch.Generator().manual_seed(0)
+    text = torch.randint(0, vocab_size, (256,), generator=generator) if tokens is None else tokens.cpu()
+    text = text % vocab_size
+    place = 0
+
+    def take(length: int) -> torch.Tensor:
+        nonlocal place
+        place += length
+        return text[place - length : place]
+
+    paths = []
+    prompt = take(3 * _NODE_TOKENS)
+    paths += [(len(prompt), [prompt, take(n)]) for n in (9, 6, 12)]
+    root = take(10)
+    for middle in (take(7), take(9)):
+        for inner in (take(8), take(5)):
+            paths += [(len(root), [root, middle, inner, take(n)]) for n in (6, 9)]
+    rows = []
+    for first, pieces in paths:
+        ids = torch.cat(pieces)
+        weights = (0.2 + torch.rand(len(ids), generator=generator)) * (1 if len(rows) % 2 else -1)
+        rows.append(Row(ids, torch.arange(len(ids)) >= first, weights))
+    return rows

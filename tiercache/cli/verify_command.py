@@ -1,0 +1,86 @@
+"""`tiercache verify`: the parity ladder of a model, a pass or fail for each rung."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from tiercache.runtime.parity import ParityReport, Rung
+
+app = typer.Typer()
+_TEXT_TOKENS = 256
+
+
+@app.command()
+def verify(
+    model: Annotated[str | None, typer.Option(metavar="PATH_OR_ID", help="A Transformers causal LM.")] = None,
+    gguf: Annotated[
+        str | None, typer.Option(metavar="FILE", help="A GGUF file with the weights of one.")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Of the weights: bfloat16, float16, float32; the checkpoint's own.")
+    ] = None,
+    twin: Annotated[
+        bool, typer.Option("--twin", help="Run a tiny model of the same class, not the weights.")
+    ] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write what was measured.")
+    ] = None,
+) -> None:
+    """Compare log-probs and gradients with dense training on small trees, in fp64, fp32 and the model's dtype.
+
+    Ends with status 1 when a rung fails.
+    """
+    if (model is None) == (gguf is None):
+        raise typer.BadParameter("name one model, by --model or by --gguf")
+    import torch
+    from rich.console import Console
+
+    from tiercache import runtime
+    from tiercache.cli.language_models import load_causal_lm, text_tokens
+
+    dtypes = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+    if dtype is not None and dtype not in dtypes:
+        raise typer.BadParameter(f"--dtype {dtype}: one of {', '.join(dtypes)}")
+    loaded = load_causal_lm(model, gguf, dtypes[dtype] if dtype else None)
+    tokens = text_tokens(model, gguf, _TEXT_TOKENS)
+    report = runtime.verify(loaded, tokens=tokens, whole_model=False if twin else None)
+    console = Console(highlight=False)
+    console.print(_ladder(report))
+    if tokens is None:
+        console.print(
+            "No tokenizer was found: the rows are random tokens, on which rounding is at its largest."
+        )
+    if json_file is not None:
+        json_file.write_text(json.dumps(report.as_dict(), indent=1) + "\n")
+    if not report.passed:
+        raise typer.Exit(1)
+
+
+def _ladder(report: ParityReport) -> Any:
+    """The rungs as a table."""
+    from rich.table import Table
+
+    table = Table(title="Parity with dense training (relative L2)")
+    table.add_column("dtype")
+    for name in ("log-probs", "dense", "gradient", "dense", "limit"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    table.add_column("run on")
+    for rung in report.rungs:
+        table.add_row(rung.dtype, *_figures(rung), rung.subject)
+    return table
+
+
+def _figures(rung: Rung) -> list[str]:
+    if rung.missing:
+        return ["-"] * 5 + [f"not run: {rung.missing}"]
+    noise = [f"{e:.1e}" if e else "reference" for e in (rung.dense_logprob_error, rung.dense_gradient_error)]
+    verdict = "pass" if rung.passed else "FAIL"
+    return [
+        f"{rung.logprob_error:.1e}", noise[0], f"{rung.gradient_error:.1e}", noise[1], f"{rung.limit[1]:.1e}", verdict,
+    ]  # fmt: skip
