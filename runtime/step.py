@@ -10,6 +10,7 @@ import torch
 from tiercache.runtime.frame import Frame
 from tiercache.runtime.kernels import accumulator_dtype
 from tiercache.runtime.params import ParameterSums
+from tiercache.runtime.routing import Choices
 from tiercache.runtime.saved_tensors import LayerInputs
 from tiercache.runtime.terms import Terms
 from tiercache.runtime.tree import Tree
@@ -26,11 +27,13 @@ class CapturedGraph:
         inputs: layer inputs in the store, when the graph was kept.
         hidden: [n, E] last hidden states of the node's terms: with their graph when it was kept, alone when
             the node is a constant, None when pop recomputes them.
+        choices: of experts, kept in debug mode.
     """
 
     frame: Frame
     inputs: LayerInputs | None = None
     hidden: torch.Tensor | None = None
+    choices: Choices = field(default_factory=dict)
 
 
 @dataclass(slots=True)

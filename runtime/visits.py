@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
@@ -12,6 +12,7 @@ from tiercache.runtime.checkpointing import checkpointed, own_checkpointing_off
 from tiercache.runtime.frame import Ancestor, Frame, PageStore, Piece
 from tiercache.runtime.head import ChunkedHead
 from tiercache.runtime.options import PrefixActivations
+from tiercache.runtime.routing import Choices, check_choices, recorded_choices
 from tiercache.runtime.saved_tensors import LayerInputs
 from tiercache.runtime.step import CapturedGraph, Step, needs_graph
 
@@ -110,20 +111,29 @@ class VisitRunner:
         """Forward of an inner node: writes its pages, and what pop will need."""
         frame = self.frame(step, store, (index,), "capture")
         captured = CapturedGraph(frame)
+        with self._choices() as captured.choices:
+            hidden = self._capture(step, store, captured)
+        step.captured[index] = captured
+        targets = self.targets(step, frame)
+        self._keep_values(step, frame, self.head.values(hidden[: len(targets)], targets))
+
+    def _choices(self) -> AbstractContextManager[Choices]:
+        return recorded_choices(self.adapter.model, self.adapter.layers, enabled=self.debug)
+
+    def _capture(self, step: Step, store: PageStore, captured: CapturedGraph) -> torch.Tensor:
+        """[n, E] last hidden states without a graph; what pop needs of one goes into `captured`."""
+        frame, index = captured.frame, captured.frame.pieces[0].node
         if self.keep_graph and needs_graph(step, index):
             captured.inputs = LayerInputs(store, step.digests[index], step.graph)
             layers = checkpointed(self.adapter.layers, preserve_rng_state=self.share_dropout)
             with captured.inputs.hooks(), layers, torch.enable_grad():
                 captured.hidden = self._hidden(step, frame)
-            hidden = captured.hidden.detach()
-        else:
-            with torch.no_grad():
-                hidden = self._hidden(step, frame)
-            if not needs_graph(step, index):
-                captured.hidden = hidden
-        step.captured[index] = captured
-        targets = self.targets(step, frame)
-        self._keep_values(step, frame, self.head.values(hidden[: len(targets)], targets))
+            return captured.hidden.detach()
+        with torch.no_grad():
+            hidden = self._hidden(step, frame)
+        if not needs_graph(step, index):
+            captured.hidden = hidden
+        return hidden
 
     def score(self, step: Step, store: PageStore, leaves: tuple[int, ...]) -> None:
         """Forward of leaves, without a graph."""
@@ -151,11 +161,13 @@ class VisitRunner:
         captured = step.captured.pop(index)
         frame = captured.frame
         frame.phase = "pop"
-        if captured.hidden is None:
-            with torch.enable_grad():
-                captured.hidden = self._hidden(step, frame)
-        hidden, captured.hidden = captured.hidden, None
-        self._backward(step, frame, hidden, self.targets(step, frame))
+        with self._choices() as again:
+            if captured.hidden is None:
+                with torch.enable_grad():
+                    captured.hidden = self._hidden(step, frame)
+            hidden, captured.hidden = captured.hidden, None
+            self._backward(step, frame, hidden, self.targets(step, frame))
+        check_choices(captured.choices, again)
 
     def _backward(self, step: Step, frame: Frame, hidden: torch.Tensor, targets: torch.Tensor) -> None:
         grad = torch.zeros_like(hidden)

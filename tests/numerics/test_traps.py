@@ -160,6 +160,24 @@ def test_mixture_of_experts_routes_alike_at_capture_and_pop():
         assert dense.relative_l2(*pages) < 1e-6
 
 
+@pytest.mark.parametrize("activations", ["layer_inputs", "recompute"])
+@pytest.mark.parametrize("name", ["mixtral", "deepseek_v3"])
+def test_mixture_of_experts_that_routes_otherwise_at_pop_is_an_error(name, activations):
+    """The last layer's router: no page depends on it, so only its choices give it away."""
+    model, case = model_zoo.build(name), trees.make_case("one_level")
+    router = model.model.layers[-1].mlp.gate
+
+    def rerouting(logps, row):
+        router.weight.data.neg_()  # behind autograd's version counter
+        return dense.weighted_sum(logps, row)
+
+    with (
+        replay_of(model, case, prefix_activations=activations) as replay,
+        pytest.raises(ParameterChangedError, match=r"layers\.1\.mlp.*experts"),
+    ):
+        replay.backward(case.rows[:3], rerouting)
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", ["empty_completions", "rows_of_one", "all_equal", "no_shared_prefix"])
 def test_padding_and_rows_at_the_limits(name, side):
