@@ -26,6 +26,7 @@ class Books:
     Attributes:
         changed: the lock, and the condition that is notified when room or a page came free.
         table: visible pages and pages whose first put is in progress.
+        lent_bytes: room of the device tier that callers keep memory of their own in.
         on_publish: called with the level after a place became valid.
     """
 
@@ -49,6 +50,7 @@ class Books:
         self.graphs: dict[int, set[PageKey]] = {}
         self.by_id: list[Entry | None] = []
         self.held = [0] * len(tiers)
+        self.lent_bytes = 0
         self.transient = [0] * len(tiers)
         self.lease_owners: dict[int, int] = {}
         self.on_publish: Callable[[int], None] | None = None
@@ -252,6 +254,7 @@ class Books:
             assert self.held[level] <= tier.used_bytes <= tier.capacity_bytes, tier.name
             places = [entry.places[level] for entry in live if entry.places[level] is not None]
             booked = sum(place.slot.num_bytes for place in places if place is not None)
+            booked += self.lent_bytes if level == 0 else 0
             assert booked <= self.held[level], tier.name
             if self.transient[level] == 0:
                 assert booked == self.held[level], f"{tier.name}: {booked} booked, {self.held[level]} held"

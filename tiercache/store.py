@@ -28,6 +28,7 @@ from tiercache.errors import (
 )
 from tiercache.follow import Follower, reserve_rise
 from tiercache.lease import Lease
+from tiercache.lending import Loans
 from tiercache.opening import create_tiers, io_of
 from tiercache.payload import PageCodecs
 from tiercache.placement import Books
@@ -38,7 +39,7 @@ from tiercache.stats import Stats
 from tiercache.streams import Engines
 from tiercache.sums import Sums
 from tiercache.threads import WorkerThreads
-from tiercache.tiers.base import Tier
+from tiercache.tiers.base import Slot, Tier
 from tiercache.trace import AccessTrace, Timeline
 from tiercache.transfer import Transfer
 from tiercache.writing import Puts, check_page
@@ -111,6 +112,7 @@ class TierStore:
         self._sums = Sums(transfer, room, self._promotion, timeout_s)
         self._puts = Puts(transfer, codecs, self._demotion, timeout_s)
         self._books.on_publish = Cleaner(transfer, self._demotion, timeout_s).poke
+        self._loans = Loans(self._books, room)
         self._graph = 0
         self._records: list[Record] = []
         self._watched = self._trace is not None
@@ -239,8 +241,36 @@ class TierStore:
                     books.bury(books.table[key])
 
     def discard_later(self, keys: Iterable[PageKey]) -> None:
-        """Drops a reference of each key at the store's next call; takes no lock, so finalizers may call it."""
+        """Drops a reference of each key, at once or at the store's next call; never waits: finalizers may call it."""
         self._unwanted.extend(keys)
+        self._collect_if_free()
+
+    # Loans
+
+    def lend(self, num_bytes: int) -> Slot | None:
+        """Sets room of the device tier aside for memory that the caller keeps; None when it is not free.
+
+        Nothing is moved for it; pages that lie further down too may be dropped. `end_loan` ends it.
+        """
+        self._check_process()
+        with self._books.changed:
+            self._books.check_open()
+            self._collect()
+            return self._loans.lend(num_bytes)
+
+    def end_loan(self, slot: Slot) -> None:
+        """Ends a loan, at once or at the store's next call; never waits: finalizers may call it."""
+        self._loans.give_back_later(slot)
+        self._collect_if_free()
+
+    def _collect_if_free(self) -> None:
+        # The lock is not reentrant: a finalizer that runs inside the store finds it taken, by its own thread too.
+        if os.getpid() == self._pid and self._books.changed.acquire(blocking=False):
+            try:
+                if not self._books.closed:
+                    self._collect()
+            finally:
+                self._books.changed.release()
 
     def _drop(self, entry: Entry) -> None:
         entry.refs -= 1
@@ -392,6 +422,7 @@ class TierStore:
 
     def _collect(self) -> None:
         self._leases.collect()
+        self._loans.collect()
         while self._unwanted:
             entry = self._books.table.get(self._unwanted.popleft())
             if entry is not None:

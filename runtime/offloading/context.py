@@ -14,10 +14,6 @@ from tiercache.runtime.offloading.payload import Packer
 from tiercache.runtime.offloading.session import Session
 from tiercache.store import TierStore
 
-# Of a device budget that turns out too small for the whole graph, this share stays resident; the rest is for
-# pages on their way down and up.
-_RESIDENT_SHARE = 0.75
-
 
 def offload(
     store: TierStore, *, min_bytes: Size = "16KiB", keep_last_bytes: Size | Literal["auto"] = "auto"
@@ -57,8 +53,9 @@ class Offload:
         self._store = store
         self._min_bytes = parse_size(min_bytes, "min_bytes")
         device_bytes = store.config.device_bytes
+        self._limit_bytes: int | None
         if keep_last_bytes == "auto":
-            self._limit_bytes = int(device_bytes * _RESIDENT_SHARE)
+            self._limit_bytes = None
         else:
             self._limit_bytes = parse_size(keep_last_bytes, "keep_last_bytes")
             if self._limit_bytes > device_bytes:

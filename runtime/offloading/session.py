@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from contextlib import suppress
 from typing import Any
 
 import torch
 
 from tiercache.entry import PageKey
-from tiercache.errors import PageMissingError, StoreClosedError, StoreTimeoutError
+from tiercache.errors import PageMissingError, StoreTimeoutError
 from tiercache.runtime.offloading.exempt import Kept, is_kept
+from tiercache.runtime.offloading.loan import Loan
 from tiercache.runtime.offloading.order import UnpackOrder
 from tiercache.runtime.offloading.payload import Packer
 from tiercache.runtime.offloading.storages import MOVING, RESIDENT, STORED, Handle, SavedStorage, View
@@ -35,7 +35,7 @@ class Session:
     Args:
         store: where storages go.
         min_bytes: storages below this stay.
-        limit_bytes: what may stay resident.
+        limit_bytes: what may stay resident; None for what the device budget allows.
         packer: makes pages of bytes.
         learned: the order in which an earlier graph was unpacked.
     """
@@ -45,14 +45,13 @@ class Session:
         store: TierStore,
         *,
         min_bytes: int,
-        limit_bytes: int,
+        limit_bytes: int | None,
         packer: Packer,
         learned: list[int] | None = None,
     ) -> None:
         self._store = store
         self._graph = store.new_graph()
         self._min_bytes = min_bytes
-        self._limit_bytes = limit_bytes
         self._packer = packer
         self._pid = os.getpid()
         self._changed = threading.Condition(threading.Lock())
@@ -62,6 +61,7 @@ class Session:
         self._dead: deque[tuple[SavedStorage, View]] = deque()
         self._garbage: list[PageKey] = []
         self.window = Window()
+        self.loan = Loan(store, limit_bytes)
         self.order = UnpackOrder(learned)
         self.moved_bytes = 0
 
@@ -102,10 +102,17 @@ class Session:
     def make_room(self, *, look_at_all: bool = False) -> None:
         """Moves storages, first saved first, until what is resident is within its limit."""
         self._collect()
-        if look_at_all or self.window.used_bytes > self._limit_bytes:
+        window, loan = self.window, self.loan
+        if look_at_all or window.used_bytes > loan.lent_bytes:
             with self._changed:
-                self.window.look_again(all_of_them=look_at_all)
-        while self.window.used_bytes > self._limit_bytes:
+                loan.fit(window.used_bytes, may_move=True)
+                if look_at_all or window.used_bytes > loan.limit_bytes:
+                    window.look_again(all_of_them=look_at_all)
+                    loan.fit(window.used_bytes, may_move=True)
+        self._move_excess()
+
+    def _move_excess(self) -> None:
+        while self.window.used_bytes > self.loan.limit_bytes:
             with self._changed:
                 saved = self.window.next_to_move()
                 if saved is None:
@@ -150,7 +157,8 @@ class Session:
             tensor = self._bring_back(saved, view)
         if ahead:
             self._store.prefetch(ahead)
-        self.make_room()
+        self._collect()
+        self._move_excess()
         return tensor
 
     def _bring_back(self, saved: SavedStorage, view: View) -> torch.Tensor:
@@ -173,13 +181,18 @@ class Session:
             saved.attach(flat)
             del flat
             self._enter(saved)
+            self.loan.fit(self.window.used_bytes, may_move=False)
             return saved.tensor(view)
 
     def _ahead(self, saved: SavedStorage) -> list[PageKey]:
-        """Pages that are needed soon and not asked for yet."""
-        keys = []
+        """Pages that are needed soon and not asked for yet: one, or as many as have room beside what is resident."""
+        keys: list[PageKey] = []
+        left_bytes = self._store.config.device_bytes // 8
         for sequence in self.order.upcoming(saved.sequence, _AHEAD) if self._there else ():
             coming = self._there[sequence]
+            left_bytes -= coming.num_bytes
+            if keys and left_bytes < 0:
+                break
             if not coming.wanted:
                 coming.wanted = True
                 keys.append(self._key(coming))
@@ -196,6 +209,7 @@ class Session:
     def _leave(self, saved: SavedStorage) -> None:
         del self._here[saved.cdata]
         self.window.remove(saved)
+        self.loan.shrink(self.window.used_bytes)
 
     def _put_away(self, saved: SavedStorage) -> None:
         saved.state, saved.wanted = STORED, False
@@ -234,8 +248,7 @@ class Session:
             finally:
                 self._changed.release()
             if keys:
-                with suppress(StoreClosedError):  # its pages are gone already
-                    self._store.discard(keys)
+                self._store.discard_later(keys)
 
     def _drop(self, saved: SavedStorage) -> None:
         if saved.state == RESIDENT:
