@@ -16,6 +16,7 @@ from tiercache.runtime.access import plan_accesses
 from tiercache.runtime.adapters.base import ModelAdapter
 from tiercache.runtime.head import ChunkedHead
 from tiercache.runtime.limits import Limits, choose_limits
+from tiercache.runtime.memory import release_free_memory
 from tiercache.runtime.options import ReplayOptions
 from tiercache.runtime.pages import StepPages
 from tiercache.runtime.params import ParameterSums
@@ -116,6 +117,7 @@ class Engine:
         if self._shape is None or self._shape[0] != state:
             with torch.random.fork_rng(enabled=self.options.share_dropout):
                 self._shape = (state, probe_shape(self.runner, self.dtype, sums))
+            release_free_memory()
         return self._shape[1]
 
     def follow(self, step: Step, *passes: Passes) -> None:
@@ -141,6 +143,8 @@ class Engine:
         for visit in visits:
             with report.timed(visit.kind):
                 self._visit(step, pages, visit, after_tails)
+                if self.adapter.device.type == "cpu":
+                    release_free_memory()
             report.gradient_sum_bytes = max(report.gradient_sum_bytes, step.sums.num_bytes)
 
     def _visit(self, step: Step, pages: StepPages, visit: Visit, after_tails: AfterTails | None) -> None:
