@@ -167,7 +167,8 @@ class Session:
             page = self._store.take(self._key(saved))
             if page is None:
                 raise PageMissingError(
-                    f"unpack {self._key(saved)}: the page is gone", remedy="keep the store open"
+                    f"unpack {self._key(saved)}: the page is gone: discarded, or damaged and found out when it came up",
+                    remedy="run forward again",
                 )
             assert saved.decode is not None
             flat = saved.decode(page)
