@@ -6,6 +6,9 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tiercache.errors import PolicyError
@@ -35,20 +38,42 @@ POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def load_hooks(name: str) -> tuple[Hooks, dict[str, Any]]:
-    """A policy's hooks and its variant's parameters, by name. Raises PolicyError for an unknown one."""
+    """A policy's hooks and its variant's parameters, by name or by the path of a user's file (.py).
+
+    Raises PolicyError for an unknown name, or a file that cannot be run.
+    """
     from tiercache.policies.engine import Hooks
 
+    if name.endswith(".py"):
+        return _load_file(Path(name)), {}
     if name not in POLICIES:
-        raise PolicyError(f"policy {name!r} is unknown", limit=", ".join(POLICIES))
+        raise PolicyError(
+            f"policy {name!r} is unknown", limit=", ".join(POLICIES), remedy="or give a file of hooks"
+        )
     file, params = POLICIES[name]
     return Hooks(file, importlib.import_module(f"tiercache.policies.{file}")), params
+
+
+@lru_cache(maxsize=64)
+def _load_file(path: Path) -> Hooks:
+    from tiercache.policies.engine import Hooks
+
+    spec = importlib.util.spec_from_file_location(f"tiercache_user_policy_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise PolicyError(f"policy {path}: no Python file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise PolicyError(f"policy {path}: the file does not run: {type(error).__name__}: {error}") from error
+    return Hooks(path.stem, module, checked=True)
 
 
 def create_policy(name: str, *, capacity_bytes: int, max_entries: int = 1024, **params: Any) -> OnlinePolicy:
     """A policy for one tier of a store.
 
     Args:
-        name: one of `POLICIES`.
+        name: one of `POLICIES`, or the path of a user's file.
         capacity_bytes: budget of the tier.
         max_entries: expected number of pages; it grows.
         params: the policy's parameters, as its file documents them.

@@ -73,6 +73,7 @@ HITS, MISSES, HIT_BYTES, MISS_BYTES, EVICTIONS, EVICTED_BYTES, REFUSED, REFUSED_
 EVENTS, ADMIT_CLOCK, INSERTS, INSERTED_BYTES, LOOKUP = range(20, 25)
 MAY_REFUSE = 26  # 1 while the incoming entry may stay out: a policy's victim may then be that entry
 LOOKUP_AT = 27  # index of the lookup's event
+HOOK = 28  # number of the hook that runs, in a user's file
 OVER = 25  # bytes that the policy wants to give up though there is room; a trace's run does, a store does not
 LISTS = 32  # eight lists of four words: head, tail, bytes, count
 WORDS = 64  # sixteen words of the policy

@@ -118,6 +118,8 @@ def build(hooks: Hooks) -> Any:
         default = getattr(defaults, name)
         hook = getattr(hooks.module, name, FunctionType(default.__code__, namespace, name))
         namespace[name] = numba.njit(hook, **options)
+        if hooks.checked:
+            namespace[name] = numba.njit(_named(namespace[name], list(HOOKS).index(name)), **options)
     for name in PARTS:
         part = FunctionType(getattr(kernel, name).__code__, namespace, name)
         namespace[name] = numba.njit(part, **options)
@@ -130,6 +132,17 @@ def build(hooks: Hooks) -> Any:
         return numba.njit(STEP, cache=True, **{**options, "no_cpython_wrapper": False})(step)
     except numba.core.errors.NumbaError as error:
         raise _blame(hooks, namespace, error) from error
+
+
+def _named(hook: Any, number: int) -> Any:
+    """The hook, but M knows that it is running: its name can be told when it reads out of bounds."""
+    word = base.HOOK
+
+    def named(R: Any, M: Any, F: Any, *rest: Any) -> Any:
+        M[word] = number
+        return hook(R, M, F, *rest)
+
+    return named
 
 
 def _blame(hooks: Hooks, namespace: dict[str, Any], error: Exception) -> PolicyError:
