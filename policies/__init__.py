@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from tiercache.errors import PolicyError
 
 if TYPE_CHECKING:
-    from tiercache.policies.engine import Hooks, OnlinePolicy
+    from tiercache.policies.compiler import Hooks
+    from tiercache.policies.engine import OnlinePolicy
 
 POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "fifo": ("fifo", {}),
@@ -42,7 +43,7 @@ def load_hooks(name: str) -> tuple[Hooks, dict[str, Any]]:
 
     Raises PolicyError for an unknown name, or a file that cannot be run.
     """
-    from tiercache.policies.engine import Hooks
+    from tiercache.policies.compiler import Hooks
 
     if name.endswith(".py"):
         return _load_file(Path(name)), {}
@@ -56,7 +57,7 @@ def load_hooks(name: str) -> tuple[Hooks, dict[str, Any]]:
 
 @lru_cache(maxsize=64)
 def _load_file(path: Path) -> Hooks:
-    from tiercache.policies.engine import Hooks
+    from tiercache.policies.compiler import Hooks
 
     spec = importlib.util.spec_from_file_location(f"tiercache_user_policy_{path.stem}", path)
     if spec is None or spec.loader is None:

@@ -1,158 +1,18 @@
-"""One engine, online and offline: a policy's hooks compiled into one function, and the store's policy object.
-
-Implementation notes. numba compiles `kernel.step` once a policy; every operation of the store and every run
-of the simulator goes through that one machine function, so both are the same code. The copy's qualified
-name carries a digest of all sources that went in, because numba's compile cache looks at the outermost
-function's file alone. Rejected: closures over dispatchers (numba's cache never hits), a jitclass or tuples
-of arrays (several us a call).
-"""
+"""One engine, online and offline: the policy object that the store asks and the simulator runs."""
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
-from types import FunctionType, ModuleType
 from typing import Any
 
-import numba
 import numpy as np
-from numba import types
 
 from tiercache.errors import PolicyError
-from tiercache.policies import base, defaults, kernel
+from tiercache.policies import base
+from tiercache.policies.compiler import HOOKS, Hooks, build, explain
+from tiercache.policies.structures import timeline
 
-HOOKS: dict[str, tuple[str, ...]] = {
-    "on_insert": ("R", "M", "F", "k", "now"),
-    "on_hit": ("R", "M", "F", "k", "now"),
-    "on_evict": ("R", "M", "F", "k", "now", "to_tier"),
-    "victim": ("R", "M", "F", "now"),
-    "on_miss": ("R", "M", "F", "k", "now"),
-    "admit": ("R", "M", "F", "k", "now"),
-    "on_remove": ("R", "M", "F", "k", "now"),
-    "on_next_use": ("R", "M", "F", "k", "when", "now"),
-    "on_advance": ("R", "M", "F", "now"),
-    "on_resize": ("R", "M", "F", "k", "delta"),
-}
-REQUIRED = ("on_insert", "on_hit", "on_evict", "victim")
-PARTS = ("leave", "enter", "forget", "free", "resize", "lookup", "manage")
-_ENTRIES = numba.from_dtype(base.ENTRY)[::1]
-_REQUESTS = numba.from_dtype(base.REQUEST)[::1]
-_META = (_ENTRIES, types.int64[::1], types.float64[::1])
-STEP = types.int64(*_META, _REQUESTS, _REQUESTS, types.int64, types.int64, types.int64, types.float64)
 EMPTY = np.empty(0, base.REQUEST)
-
-
-@dataclass(frozen=True, slots=True)
-class Hooks:
-    """A policy's file, checked: what the engine compiles and how its state is set up.
-
-    Attributes:
-        name: of the policy.
-        module: the file; its `setup(M, F, **params)` fills the policy's words, its
-            `scratch(max_entries, **params) -> int` asks for words of M from SCRATCH on, its
-            `oracle` says that it needs next uses.
-        checked: compile with bounds checks (a user's file).
-    """
-
-    name: str
-    module: ModuleType
-    checked: bool = False
-
-    @property
-    def oracle(self) -> bool:
-        """Whether the policy needs to know next uses."""
-        return bool(getattr(self.module, "oracle", False))
-
-    def validate(self) -> None:
-        """Raises PolicyError, naming the hook, when one is missing or takes other parameters."""
-        for name, parameters in HOOKS.items():
-            hook = getattr(self.module, name, None)
-            if hook is None:
-                if name in REQUIRED:
-                    raise PolicyError(f"policy {self.name}: hook {name} is missing", limit=_signature(name))
-                continue
-            if not isinstance(hook, FunctionType):
-                raise PolicyError(
-                    f"policy {self.name}: hook {name} is no plain function", got=type(hook).__name__
-                )
-            if len(inspect.signature(hook).parameters) != len(parameters):
-                raise PolicyError(
-                    f"policy {self.name}: hook {name} has the wrong parameters",
-                    got=f"{name}{inspect.signature(hook)}",
-                    limit=_signature(name),
-                )
-
-
-def _signature(name: str) -> str:
-    return f"{name}({', '.join(HOOKS[name])})"
-
-
-@lru_cache(maxsize=64)
-def _digest(path: str) -> str:
-    folder = Path(__file__).parent
-    sources = [
-        folder / "base.py",
-        folder / "kernel.py",
-        *sorted((folder / "structures").glob("*.py")),
-        Path(path),
-    ]
-    return hashlib.blake2b(b"\0".join(source.read_bytes() for source in sources), digest_size=8).hexdigest()
-
-
-@lru_cache(maxsize=64)
-def build(hooks: Hooks) -> Any:
-    """The policy's `step`, compiled or read from numba's cache. Raises PolicyError, naming a bad hook."""
-    hooks.validate()
-    options = {
-        "no_cpython_wrapper": True,
-        "no_cfunc_wrapper": True,
-        "nogil": True,
-        "error_model": "numpy",
-        "boundscheck": hooks.checked,
-    }
-    namespace = {**vars(defaults), **vars(kernel)}
-    for name in HOOKS:
-        default = getattr(defaults, name)
-        hook = getattr(hooks.module, name, FunctionType(default.__code__, namespace, name))
-        namespace[name] = numba.njit(hook, **options)
-        if hooks.checked:
-            namespace[name] = numba.njit(_named(namespace[name], list(HOOKS).index(name)), **options)
-    for name in PARTS:
-        part = FunctionType(getattr(kernel, name).__code__, namespace, name)
-        namespace[name] = numba.njit(part, **options)
-    step = FunctionType(kernel.step.__code__, namespace, "step")
-    step.__module__ = kernel.__name__
-    step.__qualname__ = (
-        f"step_{hooks.name}_{_digest(str(hooks.module.__file__))}" + "_checked" * hooks.checked
-    )
-    try:
-        return numba.njit(STEP, cache=True, **{**options, "no_cpython_wrapper": False})(step)
-    except numba.core.errors.NumbaError as error:
-        raise _blame(hooks, namespace, error) from error
-
-
-def _named(hook: Any, number: int) -> Any:
-    """The hook, but M knows that it is running: its name can be told when it reads out of bounds."""
-    word = base.HOOK
-
-    def named(R: Any, M: Any, F: Any, *rest: Any) -> Any:
-        M[word] = number
-        return hook(R, M, F, *rest)
-
-    return named
-
-
-def _blame(hooks: Hooks, namespace: dict[str, Any], error: Exception) -> PolicyError:
-    for name, parameters in HOOKS.items():
-        kinds = (*_META, *[types.int64] * (len(parameters) - 3))
-        try:
-            namespace[name].compile(kinds)
-        except numba.core.errors.NumbaError as reason:
-            return PolicyError(f"policy {hooks.name}: hook {name} does not compile: {reason}")
-    return PolicyError(f"policy {hooks.name} does not compile: {error}")
 
 
 def aligned(count: int, dtype: np.dtype[Any]) -> Any:
@@ -195,6 +55,7 @@ class OnlinePolicy:
         elif params:
             raise PolicyError(f"policy {hooks.name} takes no parameters", got=", ".join(sorted(params)))
         self._selected = np.empty(max(max_entries, 1), base.REQUEST)
+        self._ring = hasattr(hooks.module, "prepare")
 
     def _call(self, function: Any, *args: Any, **params: Any) -> Any:
         try:
@@ -220,6 +81,18 @@ class OnlinePolicy:
         M[: len(self.M)] = self.M
         self.R, self.M = R, M
         self._selected = np.empty(count, base.REQUEST)
+
+    def _widen(self, ahead: int) -> None:
+        """Makes the ring of times wide enough for a next use `ahead` of now."""
+        self.params = {**self.params, "horizon": 2 * ahead}
+        M = np.zeros(base.SCRATCH + self._scratch(len(self.R)), np.int64)
+        M[: base.LISTS] = self.M[: base.LISTS]
+        self.hooks.module.setup(M, self.F, **self.params)
+        self.M = M
+        for name in ("where", "flag", "pos"):
+            self.R[name] = 0
+        for page in self.resident():
+            self._do(base.NEXT_USE, page, int(self.R["next_use"][page]))
 
     def _do(self, op: int, id: int, x: int = 0, y: float = 0.0) -> int:  # noqa: A002
         if not 0 <= id < len(self.R):
@@ -258,10 +131,16 @@ class OnlinePolicy:
 
     def set_next_use(self, id: int, when: int | None) -> None:  # noqa: A002
         """Page `id` will be used next at time `when` of `advance`; None: never again."""
+        if when is not None and self._ring and when - int(self.M[base.NOW]) >= self.M[timeline.SIZE]:
+            self._widen(when - int(self.M[base.NOW]))
         self._do(base.NEXT_USE, id, base.NEVER if when is None else when)
 
     def advance(self, now: int) -> None:
-        """The time is `now`, counted in accesses of the plan."""
+        """The time is `now`, counted in accesses of the plan. A time that has passed voids all known next uses."""
+        if now < self.M[base.NOW]:
+            for page in self.resident():
+                self._do(base.NEXT_USE, page, base.NEVER)
+            self.R["next_use"] = base.NEVER
         self._do(base.ADVANCE, 0, now)
 
     def victims(self, need_bytes: int, incoming: int = -1) -> list[int]:
@@ -284,14 +163,34 @@ class OnlinePolicy:
         Events for the next tier go to `events` (which also serves as scratch: as long as there are entries); a
         run stops early when it is nearly full.
         """
-        reached: int = self._step(self.R, self.M, self.F, requests, events, base.RUN, start, stop, 0.0)
+        try:
+            reached: int = self._step(self.R, self.M, self.F, requests, events, base.RUN, start, stop, 0.0)
+        except IndexError as error:  # only a user's file is checked for this
+            hook = list(HOOKS)[int(self.M[base.HOOK])]
+            raise PolicyError(f"policy {self.name}: hook {hook} reads or writes outside R, M or F") from error
         if self.M[base.ERROR]:
             self._fail(int(requests["id"][min(reached, stop - 1)]))
+        if self.hooks.checked:
+            self.check_integrity()
         return reached
 
     def evict(self, id: int, to_tier: int = -1) -> None:  # noqa: A002
         """Page `id` left the tier, downwards to `to_tier` or (-1) for good; a ghost of it may stay."""
         self._do(base.EVICT, id, to_tier)
+
+    def check_integrity(self) -> None:
+        """Raises PolicyError when a hook changed what is the engine's."""
+        inside = self.R["resident"] > 0
+        books = {
+            "USED": (int(self.R["size"][inside].sum()), int(self.M[base.USED])),
+            "COUNT": (int(inside.sum()), int(self.M[base.COUNT])),
+            "LEASED": (int(self.R["size"][inside & (self.R["lease"] > 0)].sum()), int(self.M[base.LEASED])),
+        }
+        for word, (true, told) in books.items():
+            if true != told:
+                raise PolicyError(
+                    f"policy {self.name}: a hook changed the engine's fields: {word}", got=told, limit=true
+                )
 
     @property
     def used_bytes(self) -> int:
@@ -301,13 +200,3 @@ class OnlinePolicy:
     def resident(self) -> list[int]:
         """Ids of the resident pages."""
         return np.flatnonzero(self.R["resident"]).tolist()  # type: ignore[no-any-return]
-
-
-def explain(code: int, culprit: int, id: int) -> str:  # noqa: A002
-    """The sentence for an error word of the engine."""
-    return {
-        kernel.BAD_VICTIM: f"hook victim returned {culprit}, which is leased, not resident or no id",
-        kernel.NO_VICTIM: "hook victim returned -1 though pages can be evicted",
-        kernel.NOT_RESIDENT: f"page {id} is not in the tier, or is leased",
-        kernel.BAD_RELEASE: f"page {id} was released more often than leased",
-    }[code]

@@ -12,16 +12,8 @@ from tiercache.policies import POLICIES
 from tiercache.policies.curves import Curve
 
 COLOURS = (
-    "#4269d0",
-    "#efb118",
-    "#ff725c",
-    "#6cc5b0",
-    "#3ca951",
-    "#ff8ab7",
-    "#a463f2",
-    "#97bbf5",
-    "#9c6b4e",
-    "#9498a0",
+    *("#9498a0", "#4269d0", "#97bbf5", "#3ca951", "#9c6b4e", "#b2df8a", "#e7969c", "#a463f2"),
+    *("#ff725c", "#fdae6b", "#1b9e9e", "#efb118", "#e7298a", "#5a5a5a", "#bcbddc", "#00441b"),
 )
 OPTIMUM = "optimum"
 

@@ -17,19 +17,13 @@ ORACLE = np.dtype([("time", "<u4"), ("id", "<u8"), ("size", "<u4"), ("next", "<i
 """24-byte records: seconds, id, bytes, 1-based index of the next use (-1: never)."""
 
 OPS = {
-    "get": base.GET,
     "read": base.GET,
     "put": base.PUT,
-    "remove": base.REMOVE,
+    "accumulate": base.PUT,
+    "take": base.TAKE,
     "discard": base.REMOVE,
     "lease": base.LEASE,
     "release": base.RELEASE,
-    "take": base.TAKE,
-    "insert": base.INSERT,
-    "hit": base.HIT,
-    "victims": base.VICTIMS,
-    "evict": base.EVICT,
-    "next_use": base.NEXT_USE,
 }
 """Names of operations in a Parquet trace."""
 
@@ -76,23 +70,22 @@ def write_oracle_general(trace: Trace, path: str | Path) -> None:
 
 
 def write_parquet(trace: Trace, path: str | Path) -> None:
-    """Writes all of the trace, ids' keys included, in the store's own columns."""
+    """Writes all of the trace in the store's columns, and costs, next uses and kinds beside them."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     requests = trace.requests
     names = {number: name for name, number in reversed(OPS.items())}
-    ops = pa.array([names[number] for number in range(max(names) + 1)])
-    times = np.zeros(len(trace)) if trace.times_s is None else trace.times_s
+    if unnamed := set(requests["op"].tolist()) - set(names):
+        raise TraceError("write_parquet: an operation has no name in a trace", got=sorted(unnamed))
+    ops = pa.array([names.get(number, "") for number in range(max(names) + 1)])
     kinds = pa.array(list(trace.tags) or [""])
     table = pa.table(
         {
-            "time_ns": (times * 1e9).astype(np.int64),
+            "time": np.zeros(len(trace)) if trace.times_s is None else trace.times_s,
+            "key": pa.DictionaryArray.from_arrays(pa.array(requests["id"]), pa.array(trace.keys)),
             "op": pa.DictionaryArray.from_arrays(pa.array(requests["op"].astype(np.int32)), ops),
-            "id": pa.DictionaryArray.from_arrays(
-                pa.array(requests["id"]), pa.array([str(key) for key in trace.keys])
-            ),
-            "num_bytes": requests["size"],
+            "bytes": requests["size"],
             "cost": requests["cost"],
             "next_use": requests["next_use"],
             "kind": pa.DictionaryArray.from_arrays(pa.array(requests["tag"].astype(np.int32)), kinds),
@@ -102,7 +95,10 @@ def write_parquet(trace: Trace, path: str | Path) -> None:
 
 
 def read_parquet(path: Path, resize: Sizes = "each") -> Trace:
-    """Our own Parquet, as `open_store(trace=PATH)` records it or `write_parquet` writes it."""
+    """Our own Parquet, as `open_store(trace=PATH)` records it or `write_parquet` writes it.
+
+    A put that is recorded with 0 bytes (a page's first) has the page's largest size.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -112,37 +108,40 @@ def read_parquet(path: Path, resize: Sizes = "each") -> Trace:
         raise TraceError(f"{path}: no such trace") from error
     except (pa.ArrowInvalid, OSError) as error:
         raise TraceError(f"{path}: no Parquet file, or a truncated one", got=error) from error
-    for name in ("id", "num_bytes"):
+    for name in ("key", "op", "bytes"):
         if name not in table.column_names:
             raise TraceError(f"{path}: unknown columns: no {name!r}", got=", ".join(table.column_names))
-
-    def column(name: str, absent: Any) -> Any:
-        return table[name].to_numpy() if name in table.column_names else absent
-
-    ops: Any = base.GET
-    if "op" in table.column_names:
-        names = table["op"].to_pylist()
-        unknown = next((i for i, name in enumerate(names) if name not in OPS), None)
-        if unknown is not None:
-            raise TraceError(
-                f"{path}: record {unknown} has an unknown op", got=names[unknown], limit=", ".join(OPS)
-            )
-        ops = np.array([OPS[name] for name in names], np.int8)
+    names = table["op"].to_pylist()
+    unknown = next((i for i, name in enumerate(names) if name not in OPS), None)
+    if unknown is not None:
+        raise TraceError(
+            f"{path}: record {unknown} has an unknown op", got=names[unknown], limit=", ".join(OPS)
+        )
     kinds = (
         table["kind"].combine_chunks().cast(pa.string()).dictionary_encode()
         if "kind" in table.column_names
         else None
     )
-    times = column("time_ns", None)
-    return make_trace(
-        table["id"].combine_chunks().cast(pa.string()),
-        column("num_bytes", 1),
+
+    def column(name: str, absent: Any) -> Any:
+        return table[name].to_numpy() if name in table.column_names else absent
+
+    times = column("time", None)
+    keys = table["key"].combine_chunks()
+    trace = make_trace(
+        keys.cast(keys.type.value_type) if pa.types.is_dictionary(keys.type) else keys,
+        column("bytes", 1),
         source=str(path),
         costs=column("cost", np.nan),
         next_uses=column("next_use", UNKNOWN),
-        ops=ops,
-        times_s=None if times is None or len(times) == 0 else (times - times[0]) / 1e9,
+        ops=np.array([OPS[name] for name in names], np.int8),
+        times_s=None if times is None or len(times) == 0 else times - times[0],
         tag_numbers=0 if kinds is None else kinds.indices.to_numpy(),
         tags=() if kinds is None else tuple(kinds.dictionary.to_pylist()),
         resize=resize,
     )
+    largest = np.zeros(trace.num_objects, np.int64)
+    np.maximum.at(largest, trace.requests["id"], trace.requests["size"])
+    empty = trace.requests["size"] == 0
+    trace.requests["size"][empty] = largest[trace.requests["id"][empty]]
+    return trace

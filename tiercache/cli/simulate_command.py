@@ -1,0 +1,276 @@
+"""`tiercache simulate`: a trace against policies and capacities."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from tiercache.policies.simulate import Result
+    from tiercache.policies.spec import Tier
+    from tiercache.policies.traces import Trace
+
+app = typer.Typer()
+
+
+def parse_columns(text: str | None) -> dict[str, str] | None:
+    """Columns such as "id=obj,size=bytes" as a mapping."""
+    from tiercache.errors import ConfigError
+
+    if text is None:
+        return None
+    pairs = [item.partition("=") for item in text.split(",")]
+    if any(not (name and sign and value) for name, sign, value in pairs):
+        raise ConfigError("--columns", got=text, limit="WHAT=NAME,WHAT=NAME")
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def parse_below(text: str | None) -> list[tuple[str, int, str]]:
+    """Tiers such as "host=64GiB:lru,disk=500GiB" as name, bytes and policy (lru by default)."""
+    from tiercache.config import parse_size
+    from tiercache.errors import ConfigError
+
+    tiers = []
+    for item in (text or "").split(",") if text else []:
+        name, sign, rest = item.partition("=")
+        size, _, policy = rest.partition(":")
+        if not (name and sign and size):
+            raise ConfigError("--below", got=text, limit="NAME=SIZE[:POLICY],...")
+        tiers.append((name.strip(), parse_size(size, name), policy or "lru"))
+    return tiers
+
+
+def split_warmup(trace: Trace, share: float) -> int:
+    """Requests of the warm-up."""
+    from tiercache.errors import ConfigError
+
+    if not 0 <= share < 1:
+        raise ConfigError("--warmup", got=share, limit="0 to 1")
+    return int(len(trace) * share)
+
+
+@app.command()
+def simulate(
+    trace: Annotated[
+        Path, typer.Argument(help="Parquet, oracleGeneral, LIRS, ARC, Mooncake JSONL or CSV; gz, xz, zst.")
+    ],
+    policy: Annotated[str, typer.Option(help="Names or files of hooks (.py), with commas.")] = "lru",
+    capacity: Annotated[str, typer.Option(help="Sizes of the first tier, with commas.")] = "1GiB",
+    below: Annotated[str | None, typer.Option(help="Tiers below it: host=64GiB:lru,disk=500GiB.")] = None,
+    demotion: Annotated[str, typer.Option(help="exclusive or inclusive.")] = "exclusive",
+    admission: Annotated[str, typer.Option(help="always, second_hit, size or ghost.")] = "always",
+    admission_limit: Annotated[
+        int | None, typer.Option(help="Misses, bytes or missed bytes, by admission.")
+    ] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="Speeds of tiers, as `tiercache profile` writes them.")
+    ] = None,
+    warmup: Annotated[float, typer.Option(help="Leading share that is not counted.")] = 0.0,
+    sample: Annotated[float, typer.Option(help="Share of pages to play, against scaled-down tiers.")] = 1.0,
+    format: Annotated[str | None, typer.Option(help="Format, where the name does not tell it.")] = None,  # noqa: A002
+    columns: Annotated[
+        str | None, typer.Option(help="Columns of a CSV file: id=NAME,size=NAME,cost=NAME.")
+    ] = None,
+    resize: Annotated[str | None, typer.Option(help="Changing sizes: error, each or last.")] = None,
+    oversize: Annotated[str, typer.Option(help="Pages larger than the tier: error or refuse.")] = "error",
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write miss-ratio curves as PNG.")] = None,
+) -> None:
+    """Play a trace against policies: miss ratios, bytes moved, stall, the offline optimum and regret."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from tiercache.config import parse_size
+    from tiercache.policies import load_hooks
+    from tiercache.policies.profiles import read_profile
+    from tiercache.policies.traces import read_trace, with_next_uses
+
+    speeds = read_profile(profile)
+    loaded = read_trace(trace, format=format, resize=resize, columns=parse_columns(columns))  # type: ignore[arg-type]
+    names = [name.strip() for name in policy.split(",") if name.strip()]
+    if any(load_hooks(name)[0].oracle for name in names) and not loaded.has_next_uses:
+        loaded = with_next_uses(loaded)  # a recorded trace knows its own future
+    capacities = [parse_size(text.strip(), "capacity") for text in capacity.split(",")]
+    skipped = split_warmup(loaded, warmup)
+    rows = []
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("simulating", total=len(names) * len(capacities) * len(loaded) * sample)
+        for size in capacities:
+            for name in names:
+                tiers = _tiers(name, size, below, admission, admission_limit, speeds)
+                played = _play(
+                    loaded,
+                    tiers,
+                    demotion,
+                    oversize,
+                    skipped,
+                    sample,
+                    speeds,
+                    profile is not None,
+                    lambda count: bar.advance(task, count),
+                )
+                rows.append(_row(name, size, played))
+        bounds = {size: _bounds(loaded, size, skipped) for size in capacities}
+    for row in rows:
+        bound = bounds[row["capacity_bytes"]]
+        row |= {f"optimum_{key}": value for key, value in bound.items()}
+        row["regret"] = row["miss_ratio"] - bound["miss_ratio"]
+    _print(rows, len(loaded), loaded.num_objects, profile is not None or below is not None)
+    if json_file is not None:
+        document = {
+            "trace": str(trace),
+            "requests": len(loaded),
+            "pages": loaded.num_objects,
+            "results": rows,
+        }
+        json_file.write_text(json.dumps(document, indent=1))
+    if plot is not None:
+        _plot(rows, plot, trace.name)
+
+
+def _tiers(
+    name: str,
+    size: int,
+    below: str | None,
+    admission: str,
+    limit: int | None,
+    speeds: Any,
+) -> list[Tier]:
+    from tiercache.policies.profiles import Speed
+    from tiercache.policies.spec import Tier
+
+    tiers = [
+        Tier(name="device", capacity_bytes=size, policy=name, admission=admission, admission_limit=limit)
+    ]  # type: ignore[arg-type]
+    for lower, capacity, policy in parse_below(below):
+        speed = speeds.get(lower, Speed(0.0, float("inf")))
+        tiers.append(
+            Tier(
+                name=lower,
+                capacity_bytes=capacity,
+                policy=policy,
+                latency_s=speed.latency_s,
+                bytes_per_s=speed.bytes_per_s,
+            )
+        )
+    return tiers
+
+
+def _play(
+    trace: Trace, tiers: list[Tier], demotion: str, oversize: str, warmup: int, sample: float, speeds: Any,
+    timed: bool, progress: Any,
+) -> Result:  # fmt: skip
+    from dataclasses import replace
+
+    from tiercache.policies.curves import sample_ids
+    from tiercache.policies.simulate import simulate as run
+
+    if sample < 1:
+        mask = sample_ids(trace, sample)
+        warmup = int(mask[trace.requests["id"][:warmup]].sum())
+        trace = trace.select(mask)
+        tiers = [replace(tier, capacity_bytes=max(1, round(tier.capacity_bytes * sample))) for tier in tiers]
+    timing = {}
+    if timed or len(tiers) > 1:
+        source = speeds["source"]
+        timing = {"source_latency_s": source.latency_s, "source_bytes_per_s": source.bytes_per_s}
+    return run(trace, tiers, demotion=demotion, oversize=oversize, warmup=warmup, progress=progress, **timing)  # type: ignore[arg-type]
+
+
+def _row(name: str, size: int, result: Result) -> dict[str, Any]:
+    top = result.counts[0]
+    return {
+        "policy": Path(name).stem if name.endswith(".py") else name,
+        "capacity_bytes": size,
+        "miss_ratio": top.miss_ratio,
+        "byte_miss_ratio": top.byte_miss_ratio,
+        "cost_miss_ratio": top.cost_miss_ratio,
+        "misses": top.misses,
+        "miss_bytes": top.miss_bytes,
+        "refused": top.refused,
+        "stall_s": result.stall_s,
+        "moved_up_bytes": list(result.moved_up_bytes),
+        "moved_down_bytes": list(result.moved_down_bytes),
+        "tiers": [
+            {"name": tier.name, "hits": c.hits, "misses": c.misses, "evicted_bytes": c.evicted_bytes}
+            for tier, c in zip(result.tiers, result.counts, strict=False)
+        ],
+    }
+
+
+def _bounds(trace: Trace, size: int, warmup: int) -> dict[str, Any]:
+    from tiercache.policies.offline import optimum
+
+    by_requests = optimum(trace, size, "requests", warmup=warmup)
+    by_bytes = optimum(trace, size, "bytes", warmup=warmup)
+    by_cost = optimum(trace, size, "cost", warmup=warmup)
+    return {
+        "miss_ratio": by_requests.miss_ratio,
+        "byte_miss_ratio": by_bytes.miss_ratio,
+        "cost_miss_ratio": by_cost.miss_ratio,
+        "method": by_requests.method,
+    }
+
+
+def _print(rows: list[dict[str, Any]], requests: int, pages: int, timed: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from tiercache.policies.plots import ordered, size_label
+
+    table = Table(title=f"{requests} requests, {pages} pages")
+    for heading in (
+        "capacity",
+        "policy",
+        "misses",
+        "bytes",
+        "cost",
+        "optimum",
+        "regret",
+        "stall s",
+        "moved up",
+        "down",
+    ):
+        table.add_column(heading, justify="left" if heading in ("capacity", "policy") else "right")
+    ranks = {name: i for i, name in enumerate(ordered(list({row["policy"] for row in rows})))}
+    for row in sorted(rows, key=lambda row: (row["capacity_bytes"], ranks[row["policy"]])):
+        sign = "" if row["optimum_method"] == "exact" else "≥ "
+        table.add_row(
+            size_label(row["capacity_bytes"]),
+            row["policy"],
+            f"{row['miss_ratio']:.4f}",
+            f"{row['byte_miss_ratio']:.4f}",
+            f"{row['cost_miss_ratio']:.4f}",
+            f"{sign}{row['optimum_miss_ratio']:.4f}",
+            f"{row['regret']:.4f}",
+            f"{row['stall_s']:.4g}" if timed else "-",
+            " + ".join(size_label(n) for n in row["moved_up_bytes"]),
+            " + ".join(size_label(n) for n in row["moved_down_bytes"]) or "-",
+        )
+    Console(width=140).print(table)
+
+
+def _plot(rows: list[dict[str, Any]], path: Path, title: str) -> None:
+    import numpy as np
+
+    from tiercache.policies.curves import Curve
+    from tiercache.policies.plots import OPTIMUM, draw_curves, save
+
+    def curve(name: str, chosen: list[dict[str, Any]], prefix: str) -> Curve:
+        chosen = sorted(chosen, key=lambda row: row["capacity_bytes"])
+        return Curve(
+            name,
+            np.array([row["capacity_bytes"] for row in chosen]),
+            np.array([row[f"{prefix}miss_ratio"] for row in chosen]),
+            np.array([row[f"{prefix}byte_miss_ratio"] for row in chosen]),
+            np.zeros(len(chosen)),
+        )
+
+    names = list(dict.fromkeys(row["policy"] for row in rows))
+    curves = [curve(name, [row for row in rows if row["policy"] == name], "") for name in names]
+    once = list({row["capacity_bytes"]: row for row in rows}.values())
+    save(draw_curves([*curves, curve(OPTIMUM, once, "optimum_")], f"Miss ratio, {title}"), path)
