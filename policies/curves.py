@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from tiercache.errors import TraceError
 from tiercache.policies.base import GET, compiled
-from tiercache.policies.simulate import Progress, Tier, run_tier
+from tiercache.policies.simulate import Progress, run_tier
+from tiercache.policies.spec import Tier
 from tiercache.policies.traces.base import Trace
 
 Floats = npt.NDArray[np.float64]
@@ -145,7 +146,8 @@ def run_curve(
     missed = []
     for capacity in capacities:
         scaled = Tier(capacity_bytes=max(1, round(capacity * rate)), policy=policy, **tier)
-        missed.append(1.0 - run_tier(part, scaled, oversize="refuse", progress=progress).hits)
+        hits = run_tier(part, scaled, oversize="refuse", progress=progress).hits
+        missed.append((~hits).astype(np.float64))
     return _make(policy, part, capacities, missed, part.requests["size"].astype(np.float64), rate)
 
 

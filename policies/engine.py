@@ -155,7 +155,7 @@ class OnlinePolicy:
         )
         if self.M[base.ERROR]:
             self._fail(incoming)
-        return self._selected["id"][:count].tolist()  # type: ignore[no-any-return]
+        return self._selected["id"][:count].tolist()
 
     def run(self, requests: Any, events: Any, start: int, stop: int) -> int:
         """Plays requests[start:stop] of a trace and writes their `hit`; returns where it stopped.
@@ -199,4 +199,4 @@ class OnlinePolicy:
 
     def resident(self) -> list[int]:
         """Ids of the resident pages."""
-        return np.flatnonzero(self.R["resident"]).tolist()  # type: ignore[no-any-return]
+        return np.flatnonzero(self.R["resident"]).tolist()

@@ -117,7 +117,8 @@ def free(R: Any, M: Any, F: Any, E: Any, need: int, mode: int) -> int:
             return -1
         if mode != SELECT:
             for i in range(start, start + count):
-                leave(R, M, F, E, np.int64(E[i].id), 1)
+                one: Any = np.int64(E[i].id)
+                leave(R, M, F, E, one, 1)
             start = M[b.EVENTS] if M[b.FLAGS] & b.EMIT else 0
     return count
 
@@ -241,7 +242,7 @@ def step(R: Any, M: Any, F: Any, T: Any, E: Any, op: int, k: int, x: int, y: flo
         return manage(R, M, F, E, op, k, x, y)
     for i in range(k, x):
         q = T[i]
-        who = np.int64(q.id)  # 64 bits here as everywhere: another width would compile every part twice
+        who: Any = np.int64(q.id)  # 64 bits here as everywhere: another width would compile every part twice
         if M[b.FLAGS] & b.EMIT and len(E) - M[b.EVENTS] < M[b.COUNT] + 3:
             return i
         if q.next_use >= 0:
@@ -250,10 +251,11 @@ def step(R: Any, M: Any, F: Any, T: Any, E: Any, op: int, k: int, x: int, y: flo
         cost = q.cost
         if not cost >= 0.0:  # not recorded: from the tier's profile
             cost = F[b.COST_FIXED] + F[b.COST_PER_BYTE] * q.size
+        op_of: Any = np.int64(q.op)
         if q.op in (b.GET, b.PUT, b.TAKE):
-            T[i].hit = lookup(R, M, F, E, np.int64(q.op), who, q.size, cost)
+            T[i].hit = lookup(R, M, F, E, op_of, who, q.size, cost)
         else:
-            T[i].hit = manage(R, M, F, E, np.int64(q.op), who, q.size, cost)
+            T[i].hit = manage(R, M, F, E, op_of, who, q.size, cost)
         if M[b.ERROR] != 0:
             return i
         M[b.NOW] += 1

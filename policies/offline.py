@@ -182,8 +182,8 @@ def foo(
         shape=(count, len(tails)),
     )
     supply = np.zeros(count)
-    np.add.at(supply, start, size)
-    np.subtract.at(supply, stop, size)
+    np.add.at(supply, start.astype(np.int64), size)
+    np.subtract.at(supply, stop.astype(np.int64), size)
     room = np.maximum(capacity_bytes - part.slots[:-1], 0)
     cost = np.concatenate([np.zeros(count - 1), gain / size])
     limits = np.column_stack([np.zeros(len(tails)), np.concatenate([room, size])])
@@ -198,7 +198,8 @@ def foo(
 
 def optimum(trace: Trace, capacity_bytes: int, weight: Weight = "requests", *, warmup: int = 0) -> Bound:
     """The best bound that is cheap: exact (Belady with bypass) when all sizes are equal, else PFOO-L."""
-    from tiercache.policies.simulate import Tier, run_tier
+    from tiercache.policies.simulate import run_tier
+    from tiercache.policies.spec import Tier
 
     _check(trace, capacity_bytes)
     sizes = trace.requests["size"]

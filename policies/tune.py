@@ -17,7 +17,7 @@ from tiercache.errors import TraceError
 from tiercache.policies.curves import sample_ids
 from tiercache.policies.profiles import Speed
 from tiercache.policies.simulate import Result, simulate
-from tiercache.policies.spec import Tier
+from tiercache.policies.spec import Admission, Tier
 from tiercache.policies.traces.base import Trace, with_next_uses
 
 GRID: dict[str, list[dict[str, Any]]] = {
@@ -35,7 +35,7 @@ GRID: dict[str, list[dict[str, Any]]] = {
 """Candidates that need no future."""
 ORACLES: dict[str, list[dict[str, Any]]] = {"planned": [{}], "belady": [{}]}
 """Candidates where the run follows a plan."""
-ADMISSIONS = ("always", "second_hit", "ghost")
+ADMISSIONS: tuple[Admission, ...] = ("always", "second_hit", "ghost")
 MIN_SAMPLE_PAGES = 2000
 
 
@@ -45,7 +45,7 @@ class Choice:
 
     policy: str
     params: Mapping[str, Any] = field(default_factory=dict)
-    admission: str = "always"
+    admission: Admission = "always"
 
     def apply(self, tier: Tier) -> Tier:
         """The tier with this choice."""

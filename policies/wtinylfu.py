@@ -55,7 +55,7 @@ def frequency(R: Any, M: Any, k: int) -> int:
     if R[k].pos != M[EPOCH]:
         R[k].freq >>= min(M[EPOCH] - R[k].pos, 30)
         R[k].pos = M[EPOCH]
-    return R[k].freq  # type: ignore[no-any-return]
+    return R[k].freq
 
 
 @compiled

@@ -30,7 +30,7 @@ def heap_words(max_entries: int) -> int:
 @compiled
 def bits(key: float) -> int:
     """The order of non-negative floats as integers."""
-    return np.float64(key).view(np.int64)  # type: ignore[no-any-return]
+    return np.float64(key).view(np.int64)
 
 
 @compiled
@@ -100,7 +100,7 @@ def stamp(R: Any, M: Any) -> int:
             tag = M[SCRATCH + 2 * i + 1]
             M[SCRATCH + 2 * i + 1] = ((tag >> ID_BITS) >> 1) << ID_BITS | (tag & ID_MASK)
     M[CLOCK] += 1
-    return M[CLOCK]  # type: ignore[no-any-return]
+    return M[CLOCK]
 
 
 @compiled
