@@ -54,13 +54,18 @@ class Demotion:
                     books.vacate(entry, level, target)
 
     def clean(self, entry: Entry, level: int, deadline: float) -> bool:
-        """Copies a page, pinned at `level` by the caller, down and keeps both; False when that failed."""
+        """Copies a page, pinned at `level` by the caller, down and keeps both; False when that failed.
+
+        Takes only room that costs no other page its copy.
+        """
         books = self._books
         pinned = entry.places[level]
         try:
-            self._copy_down(entry, level, deadline)
+            self._copy_down(entry, level, deadline, behind=True)
         except PageGone:
             pass
+        except TierFullError:
+            return False
         except Exception:
             books.counts.demotion_errors += 1
             return False
@@ -69,15 +74,19 @@ class Demotion:
                 self._unpin(entry, level, pinned)
         return True
 
-    def land(self, entry: Entry, origin: int, target: int, source: Source, deadline: float) -> None:
+    def land(
+        self, entry: Entry, origin: int, target: int, source: Source, deadline: float, *, behind: bool = False
+    ) -> None:
         """Writes a payload into a tier and publishes the place; a sum's place at `origin` ends with that.
+
+        `behind`: only into room that costs no other page its copy.
 
         Raises:
             TierFullError: neither eviction nor the operating system had the room.
         """
         books = self._books
         tier, meta, what = books.tiers[target], source.meta, f"write {entry.key}"
-        place = self.room.acquire(target, meta.stored_bytes, what, deadline)
+        place = self._room_for(target, meta.stored_bytes, what, deadline, behind=behind)
         with books.changed:
             if entry.dead:
                 books.release_room(target, place)
@@ -108,6 +117,15 @@ class Demotion:
                     books.vacate(entry, origin, target)
             books.settle(entry)
 
+    def _room_for(self, target: int, num_bytes: int, what: str, deadline: float, *, behind: bool) -> Place:
+        if not behind:
+            return self.room.acquire(target, num_bytes, what, deadline)
+        with self._books.changed:
+            place = self.room.acquire_behind(target, num_bytes)
+            if place is None:
+                raise self.room.full(target, num_bytes, what)
+            return place
+
     def _unpin(self, entry: Entry, level: int, pinned: Place | None) -> Place | None:
         """Ends the copy's pin, unless the place has gone with a sum that moved; returns the place if it is left."""
         if pinned is None or entry.places[level] is not pinned:
@@ -115,13 +133,13 @@ class Demotion:
         self._books.unpin(entry, pinned, level, copy=True)
         return pinned if entry.places[level] is pinned else None
 
-    def _copy_down(self, entry: Entry, level: int, deadline: float) -> int:
+    def _copy_down(self, entry: Entry, level: int, deadline: float, *, behind: bool = False) -> int:
         """Copies from a pinned place to the next tier below that can take it; returns that tier's level."""
         source = self._transfer.source(entry, level, deadline)
         error: TierFullError | None = None
         for target in range(level + 1, self._books.last + 1):
             try:
-                self.land(entry, level, target, source, deadline)
+                self.land(entry, level, target, source, deadline, behind=behind)
             except TierFullError as full:
                 error = full
                 continue

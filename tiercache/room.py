@@ -75,6 +75,25 @@ class Room:
             books.vacate(entry, level, self._spare_level(entry, level))
         return books.reserve(level, num_bytes)
 
+    def acquire_behind(self, level: int, num_bytes: int) -> Place | None:
+        """Room that is free or that dropping copies with another one below gives, or None; the lock is held.
+
+        For write-behind: a copy whose page otherwise lies further up only is what write-behind made. Dropping it for
+        the next one would undo that work, and two pages could push each other out for ever.
+        """
+        books = self._books
+        place = books.reserve(level, num_bytes)
+        if place is not None or level == books.last:
+            return place
+        chosen = self._victims(level, num_bytes)
+        for entry in chosen:
+            copy = entry.places[level]
+            if copy is None or copy.pins or entry.busy or not entry.has_copy_below(level):
+                return None
+        for entry in chosen:
+            books.vacate(entry, level, self._spare_level(entry, level))
+        return books.reserve(level, num_bytes)
+
     def full(self, level: int, num_bytes: int, what: str) -> TierFullError:
         """The error that says need, have and remedy."""
         tier = self._books.tiers[level]
