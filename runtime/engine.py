@@ -46,7 +46,7 @@ class Engine:
 
     def __init__(self, model: nn.Module, adapter: ModelAdapter, store: Any, options: ReplayOptions) -> None:
         self.model, self.adapter, self.store, self.options = model, adapter, store, options
-        self.head = ChunkedHead(adapter.project, adapter.vocab_size, options.head_bytes)
+        self.head = ChunkedHead(adapter.project, adapter.vocab_size, options.head_bytes, options.temperature)
         self.runner = VisitRunner(
             adapter,
             self.head,
@@ -62,9 +62,15 @@ class Engine:
         """Of the model's parameters."""
         return next(p.dtype for p in self.model.parameters() if p.is_floating_point())
 
+    @property
+    def autocast(self) -> torch.dtype | None:
+        """Dtype of the autocast that is on for the model's device, or None."""
+        device = self.adapter.device.type
+        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
     def limits(self, longest_row: int) -> Limits:
         """How long nodes and visits may be."""
-        with self.running(longest_row, self.sums):
+        with self.running(longest_row, self.sums, self.autocast):
             shape = self.shape(self.sums)
         return choose_limits(self.options, shape, self.store.config.device_bytes)
 
@@ -80,7 +86,7 @@ class Engine:
         window = self.options.window
         return tree if window is None else split_at_window(tree, window)
 
-    def make_step(self, rows: Sequence[TokenRow]) -> Step:
+    def make_step(self, rows: Sequence[TokenRow], statistics: tuple[str, ...] = ()) -> Step:
         """The state of a new step on a batch, on the parameters as they are now."""
         if not self.sums.matches(self.model):  # the user exchanged, froze or thawed some
             self.sums = ParameterSums(self.model, sum_in_fp32=self.options.sum_in_fp32)
@@ -95,25 +101,33 @@ class Engine:
             dtype=self.dtype,
             max_visit_tokens=self.limits(tree.longest_row).max_visit_tokens,
             sums=self.sums,
+            autocast=self.autocast,
+            statistics=statistics,
         )
 
     def _namespace(self, longest_row: int) -> bytes:
         """Digest of all that a page's values depend on beside its tokens."""
         digest = hashlib.blake2b(self.adapter.identity() + self.adapter.identity_of_length(longest_row))
+        digest.update(str(self.autocast).encode())
         for parameter in self.model.parameters():
             digest.update(struct.pack("<qq", parameter.data_ptr(), parameter._version))  # noqa: SLF001
         return digest.digest()
 
     @contextmanager
-    def running(self, longest_row: int, sums: ParameterSums) -> Iterator[None]:
-        """The model on the stand-ins of `sums`, its attention led here."""
-        with sums.installed(), self.adapter.attached(longest_row):
+    def running(self, longest_row: int, sums: ParameterSums, autocast: torch.dtype | None) -> Iterator[None]:
+        """The model on the stand-ins of `sums`, its attention led here, under this autocast or none.
+
+        Casts of weights aren't cached: a cast that one visit's graph made must not end up in another's.
+        """
+        device = self.adapter.device.type
+        casting = torch.autocast(device, autocast, enabled=autocast is not None, cache_enabled=False)
+        with sums.installed(), self.adapter.attached(longest_row), casting:
             yield
 
     def shape(self, sums: ParameterSums) -> Shape:
         """The model's accesses, probed anew when its modes have changed. Runs inside `running`."""
         modes = bytes(bool(getattr(m, "gradient_checkpointing", False)) for m in self.model.modules())
-        state = self.adapter.identity() + modes
+        state = self.adapter.identity() + modes + str(self.autocast).encode()
         if self._shape is None or self._shape[0] != state:
             with torch.random.fork_rng(enabled=self.options.share_dropout):
                 self._shape = (state, probe_shape(self.runner, self.dtype, sums))

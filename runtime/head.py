@@ -7,10 +7,20 @@ from dataclasses import dataclass
 
 import torch
 
+from tiercache.errors import ConfigError
 from tiercache.runtime.kernels import accumulator_dtype
 
 Head = Callable[[torch.Tensor], torch.Tensor]
+STATISTICS = ("entropy", "mean_logits", "is_top1", "log_sum_sq_probs")
 _COPIES = 3  # of a chunk's logits alive at once: as projected, in the accumulator dtype, their gradient
+
+
+def check_statistics(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The same names, or ConfigError."""
+    for name in names:
+        if name not in STATISTICS:
+            raise ConfigError("statistics", got=repr(name), limit=" | ".join(STATISTICS))
+    return names
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,27 +31,39 @@ class ChunkedHead:
         project: [n, E] hidden states -> [n, V] logits, with the model's own scaling and capping.
         vocab_size: V.
         budget_bytes: bound of the logits of one chunk.
+        temperature: logits are divided by it.
     """
 
     project: Head
     vocab_size: int
     budget_bytes: int
+    temperature: float = 1.0
 
     def chunk_tokens(self, dtype: torch.dtype) -> int:
         """Tokens whose logits fit the budget."""
         return max(1, self.budget_bytes // (_COPIES * self.vocab_size * accumulator_dtype(dtype).itemsize))
 
-    def _logps(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self.project(hidden)
         logits = logits.to(accumulator_dtype(logits.dtype))
-        return logits.gather(-1, targets[:, None])[:, 0] - logits.logsumexp(-1)
+        return logits if self.temperature == 1.0 else logits / self.temperature
 
-    def values(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """[n] log-probabilities of `targets` given hidden states [n, E], without a graph."""
+    def values(
+        self, hidden: torch.Tensor, targets: torch.Tensor, statistics: tuple[str, ...] = ()
+    ) -> torch.Tensor:
+        """[n, 1 + S]: log-probabilities of `targets` given hidden states [n, E], then S of STATISTICS of their
+        distributions; without a graph.
+        """
         size = self.chunk_tokens(hidden.dtype)
+        parts = []
         with torch.no_grad():
-            parts = [self._logps(h, t) for h, t in zip(hidden.split(size), targets.split(size), strict=True)]
-        return torch.cat(parts) if parts else hidden.new_zeros(0, dtype=accumulator_dtype(hidden.dtype))
+            for h, t in zip(hidden.split(size), targets.split(size), strict=True):
+                logits = self._logits(h)
+                columns = [_picked(logits, t), *(_statistic(name, logits, t) for name in statistics)]
+                parts.append(torch.stack(columns, -1))
+        if not parts:
+            return hidden.new_zeros(0, 1 + len(statistics), dtype=accumulator_dtype(hidden.dtype))
+        return torch.cat(parts)
 
     def gradient(self, hidden: torch.Tensor, targets: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
         """dL/dhidden [n, E] for dL/dlogp [n]; the projection's own gradients go to its parameters."""
@@ -51,8 +73,24 @@ class ChunkedHead:
             part = slice(begin, begin + size)
             leaf = hidden[part].detach().requires_grad_()
             with torch.enable_grad():
-                logps = self._logps(leaf, targets[part])
+                logps = _picked(self._logits(leaf), targets[part])
             logps.backward(grad[part].to(logps.dtype))
             if leaf.grad is not None:
                 result[part] = leaf.grad
         return result
+
+
+def _picked(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return logits.gather(-1, targets[:, None])[:, 0] - logits.logsumexp(-1)
+
+
+def _statistic(name: str, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """[n] of one of STATISTICS, in the dtype of the logits [n, V]."""
+    if name == "mean_logits":
+        return logits.mean(-1)
+    if name == "is_top1":
+        return (logits.argmax(-1) == targets).to(logits.dtype)
+    logps = logits.log_softmax(-1)
+    if name == "entropy":
+        return -(logps.exp() * logps).sum(-1)
+    return (2 * logps).logsumexp(-1)

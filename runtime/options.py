@@ -32,6 +32,7 @@ class ReplayOptions:
             sooner.
         head_bytes: bound of the logits held at once.
         sum_in_fp32: sum bf16 and fp16 parameter gradients in fp32 during a step.
+        temperature: logits are divided by it, in every log-probability.
         share_dropout: the rows of a shared prefix may share their dropout masks.
         check_model: prove at construction that the model carries its prefix through the attention function.
         debug: compare recomputed pages with captured ones, bit for bit.
@@ -45,6 +46,7 @@ class ReplayOptions:
     min_shared_tokens: int = DEFAULT_MIN_SHARED_TOKENS
     head_bytes: int = DEFAULT_HEAD_BYTES
     sum_in_fp32: bool = True
+    temperature: float = 1.0
     share_dropout: bool = False
     check_model: bool = True
     debug: bool = False
@@ -62,6 +64,8 @@ class ReplayOptions:
             raise ConfigError(
                 "prefix_activations", got=repr(self.prefix_activations), limit=" | ".join(PREFIX_ACTIVATIONS)
             )
+        if not (isinstance(self.temperature, int | float) and 0 < self.temperature < float("inf")):
+            raise ConfigError("temperature", got=repr(self.temperature), limit="a finite number above 0")
         for name in (
             "max_node_tokens",
             "max_visit_tokens",

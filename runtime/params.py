@@ -45,12 +45,15 @@ class ParameterSums:
                     self._stand_ins.append(self._stand_in(len(self._sums), parameter))
                     self._sums.append(None)
                 self._places.append((module, name, index[id(parameter)]))
+
+    def require_some(self) -> None:
+        """Raises ConfigError when no parameter is trainable."""
         if not self.parameters:
             raise ConfigError(
                 "model has no trainable parameters",
                 got=0,
                 limit="at least 1",
-                remedy="set requires_grad on some",
+                remedy="set requires_grad on some, or score it through tiercache.runtime.Reference",
             )
 
     def _stand_in(self, index: int, parameter: nn.Parameter) -> torch.Tensor:

@@ -15,13 +15,13 @@ from tiercache.errors import PageMissingError, StoreClosedError
 from tiercache.runtime.adapters import create_adapter
 from tiercache.runtime.adapters.check import NODE_TOKENS, check_model
 from tiercache.runtime.engine import Engine
-from tiercache.runtime.kernels import accumulator_dtype
+from tiercache.runtime.head import check_statistics
 from tiercache.runtime.losses import LossFn, row_loss
 from tiercache.runtime.options import ReplayOptions
 from tiercache.runtime.pages import StepPages
 from tiercache.runtime.report import StepReport
 from tiercache.runtime.rows import Row, TokenRow, check_batch, check_rows
-from tiercache.runtime.step import Step
+from tiercache.runtime.step import Step, place_values
 from tiercache.store import open_store
 
 PROOF_BYTES = 1 << 30  # budget of the proof's pages: a few dozen tokens of any model
@@ -39,6 +39,7 @@ class BranchReplay:
 
     Attributes:
         report: of the last step, or None.
+        statistics: [N, T] each, those that the last `logprobs` was asked for, by name.
     """
 
     def __init__(self, model: nn.Module, store: Any, **options: Any) -> None:
@@ -46,7 +47,9 @@ class BranchReplay:
         self.model, self.store = model, store
         self.adapter = create_adapter(model)
         self.engine = Engine(model, self.adapter, store, self.options)
+        self.engine.sums.require_some()
         self.report: StepReport | None = None
+        self.statistics: dict[str, torch.Tensor] = {}
         if self.options.check_model:
             check_model(self.adapter, _proof_scores, share_dropout=self.options.share_dropout)
 
@@ -68,6 +71,7 @@ class BranchReplay:
         """
         checked = check_rows(rows, self.adapter.vocab_size)
         step = self.engine.make_step(checked)
+        step.sums.require_some()
         report = _new_report(step, checked)
         losses: list[float] = []
         rows_of_leaf: dict[int, list[int]] = {}
@@ -86,7 +90,7 @@ class BranchReplay:
         stalled = self.store.stats().stall_s
         with report.timed("total"):
             try:
-                with self.engine.running(step.tree.longest_row, sums):
+                with self.engine.running(step.tree.longest_row, sums, step.autocast):
                     self.engine.follow(step, "step")
                     self.engine.walk(step, pages, "step", report, after_tails)
                 step.check_parameters()
@@ -102,7 +106,12 @@ class BranchReplay:
         return report
 
     def logprobs(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None, scored: torch.Tensor
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        scored: torch.Tensor,
+        *,
+        statistics: tuple[str, ...] = (),
     ) -> torch.Tensor:
         """Log-probabilities of scored tokens, differentiable in the model's trainable parameters.
 
@@ -110,6 +119,8 @@ class BranchReplay:
             input_ids: [N, T] int64, padded on either side.
             attention_mask: [N, T], nonzero where a token is real, or None.
             scored: [N, T] bool, False in the first real column of each row.
+            statistics: names among "entropy", "mean_logits", "is_top1" and "log_sum_sq_probs": of the scored
+                tokens' distributions, without gradient, kept as `self.statistics`.
 
         Returns:
             [N, T] fp32 (fp64 for fp64 models) on the device of input_ids, 0 where not scored. Its backward
@@ -118,23 +129,26 @@ class BranchReplay:
 
         Raises:
             InputError: a batch that cannot be trained on.
+            ConfigError: no such statistic, or no trainable parameter while gradients are on.
         """
         checked = check_batch(input_ids, attention_mask, scored, self.adapter.vocab_size)
         wants_gradient = torch.is_grad_enabled()
-        step = self.engine.make_step(checked)
+        step = self.engine.make_step(checked, check_statistics(statistics))
+        if wants_gradient:
+            step.sums.require_some()
         run = _Run(self, step, checked)
         try:
-            with self.engine.running(step.tree.longest_row, step.sums), run.report.timed("total"):
+            with (
+                self.engine.running(step.tree.longest_row, step.sums, step.autocast),
+                run.report.timed("total"),
+            ):
                 self.engine.follow(step, *(("scores", "gradients") if wants_gradient else ("scores",)))
                 self.engine.walk(step, run.pages, "scores", run.report)
         except BaseException:
             run.end()
             raise
         self.report = run.report
-        values = input_ids.new_zeros(input_ids.shape, dtype=accumulator_dtype(self.engine.dtype))
-        for n, row in enumerate(checked):
-            logps = step.terms.gather(step.values, n)
-            values[n, torch.from_numpy(row.columns[row.scored])] = logps.to(values.device, values.dtype)
+        values, self.statistics = place_values(step, checked, input_ids)
         if not wants_gradient:
             run.end()
             return values
@@ -182,7 +196,8 @@ class _Run:
                 mine = host[n, torch.from_numpy(row.columns[row.scored])]
                 if len(mine):
                     self.step.terms.scatter_add(self.step.gradients, n, mine.to(self.step.gradients[0].dtype))
-            with self.report.timed("total"), engine.running(self.step.tree.longest_row, sums):
+            running = engine.running(self.step.tree.longest_row, sums, self.step.autocast)
+            with self.report.timed("total"), running:
                 engine.follow(self.step, "gradients")
                 engine.walk(self.step, self.pages, "gradients", self.report)
             return sums.take()

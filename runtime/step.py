@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -11,6 +12,7 @@ from tiercache.runtime.frame import Frame
 from tiercache.runtime.kernels import accumulator_dtype
 from tiercache.runtime.params import ParameterSums
 from tiercache.runtime.routing import Choices
+from tiercache.runtime.rows import TokenRow
 from tiercache.runtime.saved_tensors import LayerInputs
 from tiercache.runtime.terms import Terms
 from tiercache.runtime.tree import Tree
@@ -48,6 +50,9 @@ class Step:
         graph: id in the store.
         values: [n] log-probabilities of each node's terms, on the host; zeros until the node has run.
         gradients: [n] dL/dlogp of each node's terms, summed over rows, on the host.
+        autocast: dtype of the autocast that the step's forwards run under, or None.
+        statistics: columns of `STATISTICS` wanted beside each value.
+        columns: [n, S] of them for each node's terms, on the host.
         max_visit_tokens: most tail tokens replayed together.
         sums: stand-ins that the visits' graphs lead to, and the sums of their gradients.
         versions: of the parameters when the step began.
@@ -65,6 +70,9 @@ class Step:
     max_visit_tokens: int
     sums: ParameterSums
     versions: tuple[int, ...]
+    autocast: torch.dtype | None = None
+    statistics: tuple[str, ...] = ()
+    columns: dict[int, torch.Tensor] = field(default_factory=dict)
     captured: dict[int, CapturedGraph] = field(default_factory=dict)
     random_states: dict[tuple[int, ...], RandomStates] = field(default_factory=dict)
 
@@ -83,14 +91,49 @@ def make_step(
     dtype: torch.dtype,
     max_visit_tokens: int,
     sums: ParameterSums,
+    autocast: torch.dtype | None = None,
+    statistics: tuple[str, ...] = (),
 ) -> Step:
     """A step at its beginning; `dtype` is the model's."""
     values = [torch.zeros(len(t), dtype=accumulator_dtype(dtype)) for t in terms.of_node]
     gradients = [torch.zeros_like(v) for v in values]
     digests = chain_digests(tree, namespace)
     return Step(
-        tree, terms, digests, constants, graph, values, gradients, max_visit_tokens, sums, sums.versions()
+        tree,
+        terms,
+        digests,
+        constants,
+        graph,
+        values,
+        gradients,
+        max_visit_tokens,
+        sums,
+        sums.versions(),
+        autocast=autocast,
+        statistics=statistics,
     )
+
+
+def place_values(
+    step: Step, rows: Sequence[TokenRow], input_ids: torch.Tensor
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Log-probabilities [N, T] of a batch whose nodes have all run, and the step's statistics by name, each in
+    the place of its token, on the device of input_ids; 0 where nothing is scored.
+    """
+    found = [step.values, *([c[:, i] for c in _columns(step)] for i in range(len(step.statistics)))]
+    placed = []
+    for values in found:
+        batch = input_ids.new_zeros(input_ids.shape, dtype=step.values[0].dtype)
+        for n, row in enumerate(rows):
+            columns = torch.from_numpy(row.columns[row.scored]).to(batch.device)
+            batch[n, columns] = step.terms.gather(values, n).to(batch.device, batch.dtype)
+        placed.append(batch)
+    return placed[0], dict(zip(step.statistics, placed[1:], strict=True))
+
+
+def _columns(step: Step) -> list[torch.Tensor]:
+    none = torch.zeros(0, len(step.statistics))
+    return [step.columns.get(node.index, none) for node in step.tree.nodes]
 
 
 def chain_digests(tree: Tree, namespace: bytes) -> list[bytes]:

@@ -99,10 +99,12 @@ class VisitRunner:
         parts = [torch.from_numpy(step.terms.of_node[p.node].targets) for p in frame.pieces]
         return torch.cat(parts).to(self.adapter.device)
 
-    def _keep_values(self, step: Step, frame: Frame, logps: torch.Tensor) -> None:
+    def _keep_values(self, step: Step, frame: Frame, hidden: torch.Tensor, targets: torch.Tensor) -> None:
         sizes = [len(step.terms.of_node[p.node]) for p in frame.pieces]
-        for piece, values in zip(frame.pieces, logps.cpu().split(sizes), strict=True):
-            step.values[piece.node] = values
+        columns = self.head.values(hidden[: len(targets)], targets, step.statistics).cpu()
+        for piece, values in zip(frame.pieces, columns.split(sizes), strict=True):
+            step.values[piece.node] = values[:, 0].contiguous()
+            step.columns[piece.node] = values[:, 1:]
 
     def _gradients(self, step: Step, frame: Frame) -> torch.Tensor:
         return torch.cat([step.gradients[p.node] for p in frame.pieces]).to(self.adapter.device)
@@ -115,7 +117,7 @@ class VisitRunner:
             hidden = self._capture(step, store, captured)
         step.captured[index] = captured
         targets = self.targets(step, frame)
-        self._keep_values(step, frame, self.head.values(hidden[: len(targets)], targets))
+        self._keep_values(step, frame, hidden, targets)
 
     def _choices(self) -> AbstractContextManager[Choices]:
         return recorded_choices(self.adapter.model, self.adapter.layers, enabled=self.debug)
@@ -141,7 +143,7 @@ class VisitRunner:
         targets = self.targets(step, frame)
         with torch.no_grad():
             hidden = self._hidden(step, frame)
-        self._keep_values(step, frame, self.head.values(hidden[: len(targets)], targets))
+        self._keep_values(step, frame, hidden, targets)
 
     def replay(
         self, step: Step, store: PageStore, leaves: tuple[int, ...], fill_gradients: Callable[[], None] | None
@@ -152,7 +154,7 @@ class VisitRunner:
             hidden = self._hidden(step, frame)
         targets = self.targets(step, frame)
         if fill_gradients is not None:
-            self._keep_values(step, frame, self.head.values(hidden.detach()[: len(targets)], targets))
+            self._keep_values(step, frame, hidden.detach(), targets)
             fill_gradients()
         self._backward(step, frame, hidden, targets)
 

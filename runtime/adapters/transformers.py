@@ -41,6 +41,9 @@ def attention_forward(
         raise ModelRefusedError(
             f"{type(module).__name__}: attention dropout", got=dropout, limit=0.0, remedy="set it to 0"
         )
+    if torch.is_autocast_enabled(query.device.type):  # as torch's own attention does
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     router = _routers.get(module)
     if router is None:
         raise ConfigError(

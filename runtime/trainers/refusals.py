@@ -1,0 +1,61 @@
+"""Options of a trainer that a tree of rows cannot carry, refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from tiercache.errors import ConfigError
+
+ANYWHERE = (
+    ("deepspeed", "wraps the optimizer and shards parameters behind the model"),
+    ("use_liger_kernel", "replaces the model's forward when training starts"),
+    ("torch_compile", "compiles the forward that is replaced here"),
+    ("activation_offloading", "moves activations on its own; the store does that here"),
+)
+GRPO = (
+    ("use_vllm", "samples outside the model"),
+    ("use_transformers_continuous_batching", "samples through a scheduler of its own"),
+    ("use_adaptive_entropy", "needs the gradient of entropies"),
+    ("entropy_coef", "needs the gradient of entropies"),
+)
+
+
+def refuse(args: Any, options: Iterable[tuple[str, str]]) -> None:
+    """Raises ConfigError, naming the option, for the first of `options` that is switched on."""
+    for name, why in options:
+        value = getattr(args, name, None)
+        if value:
+            raise ConfigError(f"{name}: {why}", got=value, remedy=f"leave {name} at its default")
+
+
+def refuse_arguments(given: dict[str, Any], names: Iterable[str]) -> None:
+    """The same for arguments of a trainer's constructor."""
+    for name in names:
+        if given.get(name):
+            raise ConfigError(
+                f"{name}: may change the prompt while a completion is sampled",
+                got=given[name],
+                remedy=f"leave {name} out, or train on finished transcripts with BranchReplay",
+            )
+
+
+def refuse_model(trainer: Any) -> None:
+    """The same for what only the built trainer knows: images, sharded parameters, auxiliary losses."""
+    if trainer._is_vlm:  # noqa: SLF001 - the trainer's own mark of image inputs
+        raise ConfigError(
+            "processing_class: image inputs are not supported",
+            got=type(trainer.processing_class).__name__,
+            limit="a tokenizer",
+        )
+    if trainer.is_fsdp_enabled:
+        raise ConfigError(
+            "fsdp: parameters sharded by the trainer are not supported",
+            remedy="use DDP, or tiercache.runtime.distributed in a loop of your own",
+        )
+    if trainer.aux_loss_enabled:
+        raise ConfigError(
+            "router_aux_loss_coef: auxiliary losses of experts are not supported",
+            got=trainer.router_aux_loss_coef,
+            limit=0.0,
+        )

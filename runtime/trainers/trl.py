@@ -1,0 +1,177 @@
+"""TRL trainers whose prompts run once an optimizer step, with the gradient of TRL's own.
+
+TRL shuffles a generation batch and then splits it into micro-batches, so that the completions of one prompt
+scatter over them. Here a micro-batch is only kept until the last one of the optimizer step has come; then all
+rows are scored as one tree, each micro-batch's loss is computed by TRL's own code from its share of the
+log-probabilities, and one backward drives their sum.
+
+    micro-batch   1     2     3     4 = last of the step
+    TRL           f b   f b   f b   f b        f forward, b backward, of every row whole
+    here          -     -     -     score the tree, 4 losses, one backward
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from trl import DPOTrainer, GRPOTrainer
+from trl.trainer.utils import use_adapter
+
+from tiercache.errors import ConfigError
+from tiercache.runtime.adapters.base import without_peft
+from tiercache.runtime.replay import BranchReplay
+from tiercache.runtime.report import StepReport
+from tiercache.runtime.trainers.fused_head import IGNORED, Scorer, TreeHead
+from tiercache.runtime.trainers.micro_batches import MicroBatch, SliceModel, joined
+from tiercache.runtime.trainers.refusals import ANYWHERE, GRPO, refuse, refuse_arguments, refuse_model
+
+DPO_STATISTICS = ("entropy", "mean_logits", "is_top1")
+
+
+class TreeTrainer:
+    """Mixin for a TRL trainer: put it before GRPOTrainer, DPOTrainer or your own subclass of one.
+
+    Args:
+        *args: of the trainer.
+        store: a `tiercache.TierStore`; stays the caller's to close.
+        replay_options: fields of `ReplayOptions` for the policy and, gradients aside, the reference.
+        **kwargs: of the trainer.
+
+    Attributes:
+        replay: of the policy; `replay.report` says what its last step did.
+
+    Raises:
+        ConfigError: names an option that is not supported.
+    """
+
+    tree_statistics: tuple[str, ...] = ()
+
+    def __init__(
+        self, *args: Any, store: Any, replay_options: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        config = kwargs.get("args") or next((a for a in args if hasattr(a, "learning_rate")), None)
+        refuse(config, ANYWHERE)
+        refuse_arguments(kwargs, ("tools", "rollout_func", "environment_factory"))
+        super().__init__(*args, **kwargs)
+        refuse_model(self)
+        self.tree_store = store
+        self.tree_options = {
+            "temperature": float(getattr(self, "temperature", 1.0)),
+            **(replay_options or {}),
+        }
+        self._waiting: list[tuple[Any, MicroBatch]] = []
+        self.replay, self._head = self._attach(self.model)
+        self._reference_head = self._head
+        if getattr(self, "ref_model", None) is not None:
+            _, self._reference_head = self._attach(self.ref_model)
+
+    def _attach(self, model: Any) -> tuple[BranchReplay, TreeHead]:
+        causal = without_peft(self.accelerator.unwrap_model(model))
+        if (
+            getattr(model, "active_peft_config", None) is not None
+            and model.active_peft_config.is_prompt_learning
+        ):
+            raise ConfigError(
+                f"peft_config: {type(model.active_peft_config).__name__} prepends virtual tokens",
+                remedy="use LoRA or another adapter of weights",
+            )
+        replay = BranchReplay(causal, self.tree_store, **self.tree_options)
+
+        def choose() -> Scorer:
+            return replay
+
+        head = TreeHead(causal, choose, statistics=self.tree_statistics, autocast=self.accelerator.autocast)
+        return replay, head
+
+    @property
+    def step_report(self) -> StepReport | None:
+        """What the policy's last step did."""
+        return self.replay.report
+
+    def _micro_batch(self, inputs: Any) -> MicroBatch:
+        """The rows that the loss of `inputs` will score, exactly as it will ask for them."""
+        raise NotImplementedError
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """TRL's loss; in training, that of all micro-batches of a step with the last, 0 with the others."""
+        if not self.model.training or not torch.is_grad_enabled():
+            return super().compute_loss(  # type: ignore[misc]
+                model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
+            )
+        self._waiting.append((inputs, self._micro_batch(inputs)))
+        if not self.accelerator.sync_gradients:
+            return torch.zeros((), device=self.accelerator.device, requires_grad=True)
+        waiting, self._waiting = self._waiting, []
+        batches = [batch for _, batch in waiting]
+        output = model(**joined(batches), fused_lm_head=True)
+        slices, loss = SliceModel(model, batches, output), None
+        reference = self._reference_slices(batches)
+        with self._reference_head.answering(reference):
+            for held, _ in waiting:
+                slices.advance()
+                if reference is not None:
+                    reference.advance()
+                share = super().compute_loss(slices, held, num_items_in_batch=num_items_in_batch)  # type: ignore[misc]
+                loss = share if loss is None else loss + share
+        return loss
+
+    def _reference_slices(self, batches: list[MicroBatch]) -> SliceModel | None:
+        """The reference's joint forward, for trainers whose loss scores it."""
+        del batches
+        return None
+
+
+class TierGRPOTrainer(TreeTrainer, GRPOTrainer):
+    """`trl.GRPOTrainer` over a store: `TierGRPOTrainer(..., store=store)`.
+
+    Old and reference log-probabilities of a generation batch are scored as one tree too.
+    """
+
+    tree_statistics = ("entropy",)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        refuse(kwargs.get("args"), GRPO)
+        super().__init__(*args, **kwargs)
+
+    def _micro_batch(self, inputs: Any) -> MicroBatch:
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        labels = ids.masked_fill(mask == 0, IGNORED)
+        labels[:, : -inputs["completion_ids"].shape[1]] = IGNORED
+        return MicroBatch(ids, mask, labels)
+
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, *args: Any, batch_size: int | None = None, **kwargs: Any
+    ) -> Any:
+        """As TRL, but in one call however many rows: the tree bounds its own memory."""
+        del batch_size
+        return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+
+
+class TierDPOTrainer(TreeTrainer, DPOTrainer):
+    """`trl.DPOTrainer` over a store: `TierDPOTrainer(..., store=store)`.
+
+    Chosen and rejected completions of a prompt are branches of it, and equal prompts of a step are one.
+    """
+
+    tree_statistics = DPO_STATISTICS
+
+    def _micro_batch(self, inputs: Any) -> MicroBatch:
+        labels = inputs["input_ids"].masked_fill(inputs["completion_mask"] == 0, IGNORED)
+        return MicroBatch(inputs["input_ids"], inputs["attention_mask"], labels)
+
+    def _reference_slices(self, batches: list[MicroBatch]) -> SliceModel | None:
+        if self.precompute_ref_logps:
+            return None
+        model = self.ref_model or self.model
+        adapters: Any = nullcontext()
+        if self.ref_model is None:
+            unwrapped = self.accelerator.unwrap_model(self.model)
+            adapters = use_adapter(unwrapped, "ref" if "ref" in unwrapped.peft_config else None)
+        with torch.no_grad(), adapters:
+            output = model(**joined(batches), fused_lm_head=True)
+        return SliceModel(model, batches, output)
