@@ -54,7 +54,7 @@ def test_noise_is_stored_raw():
 
 
 def test_a_kind_has_its_own_codec_and_measures_again():
-    steps = FAST + [1e-6, 1e-4, 1e-4, 1e-4, 1e-3]
+    steps = [*FAST, 1e-6, 1e-4, 1e-4, 1e-4, 1e-3]
     codec = create_codec("auto", read_gbps=3.0, clock=Clock(steps))
     page = activations()
     for _ in range(256):

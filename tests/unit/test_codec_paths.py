@@ -81,3 +81,18 @@ def test_every_bf16_pattern_survives_every_path(path):
 def test_no_threads_are_refused(threads):
     with pytest.raises(ConfigError, match="threads"):
         create_codec("exponent", threads=threads)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_runs_of_rare_exponents_make_the_longest_codes(seed):
+    """Codes of 8 neighbours that fill 57 to 88 bits, beside every number of bits that wait."""
+    generator = torch.Generator().manual_seed(seed)
+    words = torch.randn(4, 65536, generator=generator).to(torch.bfloat16).view(torch.int16)
+    rare = torch.randint(100, 132, words.shape, generator=generator, dtype=torch.int32).to(torch.int16) << 7
+    run = torch.rand(4, 1024, 1, generator=generator).lt(0.1).expand(4, 1024, 64).reshape(words.shape)
+    run = run & torch.rand(words.shape, generator=generator).lt(0.6)
+    tensor = torch.where(run, rare, words).to(torch.int16).view(torch.bfloat16).view(-1, 64)
+    payloads = [encoded(create_codec("exponent", instructions=path), tensor) for path in PATHS]
+    assert all(np.array_equal(payload, payloads[0]) for payload in payloads)
+    assert payloads[0].size < tensor.nbytes
+    assert same_bits(decoded(create_codec("exponent"), payloads[-1], tensor), tensor)

@@ -103,7 +103,7 @@ TC_INLINE void append(Writer& writer, __m512i symbols, __m512i codes) {
   const __m512i eight_length = _mm512_add_epi64(even_length, odd_length);
   alignas(64) std::uint64_t bits[16];
   alignas(64) std::uint64_t lengths[16];
-  if (_mm512_cmpgt_epu64_mask(eight_length, _mm512_set1_epi64(57)) == 0) [[likely]] {
+  if (_mm512_cmpgt_epu64_mask(eight_length, _mm512_set1_epi64(56)) == 0) [[likely]] {
     _mm512_store_si512(bits, _mm512_or_si512(even, _mm512_sllv_epi64(odd, even_length)));
     _mm512_store_si512(lengths, eight_length);
     for (int i = 0; i < 8; ++i) writer.put(bits[i], lengths[i]);

@@ -1,0 +1,125 @@
+"""Pages through the disk tier, coded and raw, in one run: what a codec gains where it is used."""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tiercache.codecs import Codec, create_codec
+from tiercache.tiers import DiskTier, PageMeta, Slot
+
+_WORKERS = 2
+
+
+class DiskRun:
+    """Writes pages through a codec into a disk tier and reads them back, a few workers at a time."""
+
+    def __init__(self, tier: DiskTier, codec: Codec, pages: list[torch.Tensor]) -> None:
+        self.tier, self.codec, self.pages = tier, codec, pages
+        most = max(codec.max_encoded_bytes(page.dtype, tuple(page.shape)) for page in pages)
+        self._rooms = [_aligned(most) for _ in pages[: 4 * _WORKERS]]
+        self._outs = [torch.empty_like(page) for page in pages[: 4 * _WORKERS]]
+        self._slots: list[tuple[Slot, PageMeta]] = []
+
+    def write_all(self) -> None:
+        """Every page encoded and on the drive."""
+        self._slots = self._spread(self._write)
+        self.tier.flush()
+
+    def read_all(self) -> None:
+        """Every page read and decoded."""
+        self._spread(self._read)
+
+    def free_all(self) -> None:
+        """Gives the room back."""
+        for slot, _ in self._slots:
+            self.tier.free(slot)
+        self._slots = []
+
+    def check(self, index: int) -> bool:
+        """Whether a page comes back as it was."""
+        out = torch.empty_like(self.pages[index])
+        self._fetch(index, self._rooms[0], out)
+        return torch.equal(out.view(torch.int16), self.pages[index].view(torch.int16))
+
+    def _spread(self, work: Callable[[int], Any]) -> list[Any]:
+        with ThreadPoolExecutor(_WORKERS) as pool:
+            return list(pool.map(work, range(len(self.pages))))
+
+    def _write(self, index: int) -> tuple[Slot, PageMeta]:
+        page = self.pages[index]
+        room = self._rooms[index % len(self._rooms)]
+        used = self.codec.encode(page, room)
+        digest = hashlib.blake2b(index.to_bytes(8, "little"), digest_size=32).digest()
+        meta = PageMeta(digest, bytes(32), "bfloat16", tuple(page.shape), self.codec.name, page.nbytes, used)
+        slot = self.tier.reserve(used)
+        self.tier.write(slot, room[:used], meta)
+        return slot, meta
+
+    def _read(self, index: int) -> None:
+        self._fetch(index, self._rooms[index % len(self._rooms)], self._outs[index % len(self._outs)])
+
+    def _fetch(self, index: int, room: Any, out: torch.Tensor) -> None:
+        slot, meta = self._slots[index]
+        payload = room[: meta.stored_bytes]
+        self.tier.read(slot, payload, meta)
+        self.codec.decode(payload, out)
+
+
+def _aligned(num_bytes: int) -> Any:
+    """Bytes that start at a multiple of 4096, so that the tier needs no bounce buffer."""
+    room = np.zeros(num_bytes + 8192, np.uint8)
+    start = -room.ctypes.data % 4096
+    return room[start : start + (num_bytes + 4095) // 4096 * 4096]
+
+
+def disk_gain(pages: list[torch.Tensor], directory: str | None, rounds: int) -> dict[str, Any]:
+    """Pages a second through the disk tier with `exponent` and with `raw`, interleaved, and their quotients."""
+    total = sum(page.nbytes for page in pages)
+    seconds: dict[str, dict[str, list[float]]] = {}
+    with tempfile.TemporaryDirectory(dir=directory) as folder:
+        tier = DiskTier(Path(folder) / "pages", 4 * total + (1 << 28))
+        try:
+            runs = {name: DiskRun(tier, create_codec(name), pages) for name in ("raw", "exponent")}
+            for turn in range(rounds + 1):
+                for name, run in runs.items():
+                    taken = {"write": _timed(run.write_all), "read": _timed(run.read_all)}
+                    assert run.check(turn % len(pages))
+                    run.free_all()
+                    for what, value in taken.items():
+                        if turn:  # the first round faults pages in
+                            seconds.setdefault(name, {}).setdefault(what, []).append(value)
+            engine = tier.stats()
+        finally:
+            tier.close()
+    return _summary(seconds, len(pages), total, engine)
+
+
+def _timed(work: Callable[[], None]) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def _summary(seconds: Any, num_pages: int, total: int, engine: Any) -> dict[str, Any]:
+    middle = {name: {what: statistics.median(v) for what, v in runs.items()} for name, runs in seconds.items()}
+    both = {name: values["write"] + values["read"] for name, values in middle.items()}
+    return {
+        "pages": num_pages,
+        "page_bytes": total // num_pages,
+        "pages_per_s": {name: {what: num_pages / v for what, v in values.items()} for name, values in middle.items()},
+        "raw_gbps": {what: total / value / 1e9 for what, value in middle["raw"].items()},
+        "write_gain": middle["raw"]["write"] / middle["exponent"]["write"],
+        "read_gain": middle["raw"]["read"] / middle["exponent"]["read"],
+        "effective_disk_gain": both["raw"] / both["exponent"],
+        "engine": str(engine.get("engine", "")),
+    }
