@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,8 +27,9 @@ class DiskRun:
     def __init__(self, tier: DiskTier, codec: Codec, pages: list[torch.Tensor]) -> None:
         self.tier, self.codec, self.pages = tier, codec, pages
         most = max(codec.max_encoded_bytes(page.dtype, tuple(page.shape)) for page in pages)
-        self._rooms = [_aligned(most) for _ in pages[: 4 * _WORKERS]]
-        self._outs = [torch.empty_like(page) for page in pages[: 4 * _WORKERS]]
+        self._most = most
+        self._mine = threading.local()
+        self._pool = ThreadPoolExecutor(_WORKERS)
         self._slots: list[tuple[Slot, PageMeta]] = []
 
     def write_all(self) -> None:
@@ -48,16 +50,20 @@ class DiskRun:
     def check(self, index: int) -> bool:
         """Whether a page comes back as it was."""
         out = torch.empty_like(self.pages[index])
-        self._fetch(index, self._rooms[0], out)
+        self._fetch(index, self._room(), out)
         return torch.equal(out.view(torch.int16), self.pages[index].view(torch.int16))
 
+    def _room(self) -> Any:
+        if not hasattr(self._mine, "room"):
+            self._mine.room = _aligned(self._most)
+        return self._mine.room
+
     def _spread(self, work: Callable[[int], Any]) -> list[Any]:
-        with ThreadPoolExecutor(_WORKERS) as pool:
-            return list(pool.map(work, range(len(self.pages))))
+        return list(self._pool.map(work, range(len(self.pages))))
 
     def _write(self, index: int) -> tuple[Slot, PageMeta]:
         page = self.pages[index]
-        room = self._rooms[index % len(self._rooms)]
+        room = self._room()
         used = self.codec.encode(page, room)
         digest = hashlib.blake2b(index.to_bytes(8, "little"), digest_size=32).digest()
         meta = PageMeta(digest, bytes(32), "bfloat16", tuple(page.shape), self.codec.name, page.nbytes, used)
@@ -66,7 +72,11 @@ class DiskRun:
         return slot, meta
 
     def _read(self, index: int) -> None:
-        self._fetch(index, self._rooms[index % len(self._rooms)], self._outs[index % len(self._outs)])
+        page = self.pages[index]
+        outs = self._mine.__dict__.setdefault("outs", {})
+        if page.shape not in outs:
+            outs[page.shape] = torch.empty_like(page)
+        self._fetch(index, self._room(), outs[page.shape])
 
     def _fetch(self, index: int, room: Any, out: torch.Tensor) -> None:
         slot, meta = self._slots[index]
@@ -111,12 +121,16 @@ def _timed(work: Callable[[], None]) -> float:
 
 
 def _summary(seconds: Any, num_pages: int, total: int, engine: Any) -> dict[str, Any]:
-    middle = {name: {what: statistics.median(v) for what, v in runs.items()} for name, runs in seconds.items()}
+    middle = {
+        name: {what: statistics.median(v) for what, v in runs.items()} for name, runs in seconds.items()
+    }
     both = {name: values["write"] + values["read"] for name, values in middle.items()}
     return {
         "pages": num_pages,
         "page_bytes": total // num_pages,
-        "pages_per_s": {name: {what: num_pages / v for what, v in values.items()} for name, values in middle.items()},
+        "pages_per_s": {
+            name: {what: num_pages / v for what, v in values.items()} for name, values in middle.items()
+        },
         "raw_gbps": {what: total / value / 1e9 for what, value in middle["raw"].items()},
         "write_gain": middle["raw"]["write"] / middle["exponent"]["write"],
         "read_gain": middle["raw"]["read"] / middle["exponent"]["read"],

@@ -122,12 +122,17 @@ def report(tensors: dict[str, dict[str, Any]], totals: dict[str, float]) -> None
     print()
     for name, value in totals.items():
         goal = GOALS.get(name)
-        print(f"{name:30} {value:7.3f}" + (f"  goal {goal}{'' if value >= goal else '  MISSED'}" if goal else ""))
+        print(
+            f"{name:30} {value:7.3f}"
+            + (f"  goal {goal}{'' if value >= goal else '  MISSED'}" if goal else "")
+        )
 
 
 def main() -> None:
     """Runs the benchmark from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path, required=True, help="where the figures go")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, same tensors")
     parser.add_argument("--cpu", type=int, default=max(os.sched_getaffinity(0)), help="the core to pin to")

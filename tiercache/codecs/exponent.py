@@ -24,6 +24,7 @@ _HALF = 0x10  # fp32 whose lower halves are zero: the upper halves are coded as 
 _TRAIN_BLOCKS = 4
 _DRIFT = 1.02  # a page whose exponents take more than this over a fresh table gets its own
 _MOVED_PAGES = 4  # pages in a row that drifted before (layer, kind) gets a new version
+_RETRAIN_PAGES = 64  # every so many pages of a place, all predictions are tried again
 
 Words = npt.NDArray[np.uint16]
 
@@ -63,13 +64,14 @@ class ExponentCodec(Codec):
         self._threads = check_threads(threads)
         self._lock = threading.Lock()
         self._moved: dict[Place, int] = {}
+        self._pages: dict[Place, int] = {}
         self._seen: dict[bytes, ExponentTable] = {}
 
     def max_encoded_bytes(self, dtype: torch.dtype, shape: tuple[int, ...]) -> int:
-        """The tensor's bytes and, a block of 64 Ki elements, five, and the table's."""
+        """The tensor's bytes, the table's, and what the blocks' heads and channels' means may take."""
         raw = num_tensor_bytes(dtype, shape)
-        blocks = raw // (2 * 32768) + 2
-        return raw + 5 * blocks + TABLE_BYTES + 2
+        coded = int(_core.exponent_bound(raw // 2, block_columns(shape))) if raw else 0
+        return max(raw, coded) + TABLE_BYTES + 2
 
     def encode(self, tensor: torch.Tensor, out: ByteArray, key: PageKey | None = None) -> int:
         """Encodes into `out`; returns the payload's size in bytes."""
@@ -78,8 +80,9 @@ class ExponentCodec(Codec):
         require_room(self.name, out, self.max_encoded_bytes(tensor.dtype, shape))
         words, flag = _bf16_words(data, tensor.dtype)
         if words is not None and words.size >= 64:
-            place = (-1, "") if key is None else (key.layer, key.kind)
-            used = self._encode_words(words, block_columns(shape), place, out)
+            cols = block_columns(shape)
+            place = (-1, f"columns {cols}") if key is None else (key.layer, key.kind)
+            used = self._encode_words(words, cols, place, out)
             if used < data.size:
                 out[0] |= flag
                 return used
@@ -115,14 +118,27 @@ class ExponentCodec(Codec):
         id_bytes, table = known
         counts = np.zeros(257, np.uint64)
         used = self._write(words, cols, table, id_bytes, out, counts)
-        if table.cost_bits(counts) <= _DRIFT * table.fresh_bits(counts):
+        # Other predictions than the table's are only seen by training, so that is done now and then.
+        moved = table.cost_bits(counts) > _DRIFT * table.fresh_bits(counts)
+        if not moved and not self._is_retraining_due(place):
             self._moved.pop(place, None)
             return used
-        return self._encode_moved(words, cols, place, out)
-
-    def _encode_moved(self, words: Words, cols: int, place: Place, out: ByteArray) -> int:
-        """Encodes a page that the table of its place no longer fits, with one of its own."""
         fresh = self._train(words, cols)
+        if not moved and _cost(fresh, words, cols, self._isa) * _DRIFT >= _cost(
+            table, words, cols, self._isa
+        ):
+            return used
+        return self._encode_moved(words, cols, place, fresh, out)
+
+    def _is_retraining_due(self, place: Place) -> bool:
+        with self._lock:
+            self._pages[place] = self._pages.get(place, 0) + 1
+            return self._pages[place] % _RETRAIN_PAGES == 2
+
+    def _encode_moved(
+        self, words: Words, cols: int, place: Place, fresh: ExponentTable, out: ByteArray
+    ) -> int:
+        """Encodes a page that the table of its place no longer fits, with one of its own."""
         with self._lock:
             self._moved[place] = self._moved.get(place, 0) + 1
             lasting = self._moved[place] >= _MOVED_PAGES
@@ -176,6 +192,11 @@ class ExponentCodec(Codec):
                     self._seen.pop(next(iter(self._seen)))
                 self._seen[packed] = table
         return table
+
+
+def _cost(table: ExponentTable, words: Words, cols: int, isa: int) -> float:
+    """Bits an exponent takes with a table on a sample of the page, its means counted."""
+    return float(_core.exponent_cost(words, cols, table, _TRAIN_BLOCKS, isa))
 
 
 def _bf16_words(data: ByteArray, dtype: torch.dtype) -> tuple[Words | None, int]:

@@ -1,10 +1,11 @@
 // The exponent codec: a bf16's sign and mantissa as a byte, its exponent as the code of its distance from a
 // prediction. One page is cut into blocks that stay in the second-level cache.
 //
-// body   := u32 block_bytes[num_blocks], blocks, the elements that fill no row (2 bytes each)
+// body   := u32 block_bytes[num_blocks], segments[]?, blocks, the elements that fill no row (2 bytes each)
+// segment := u8 mean, u8 channel_mean[cols]: of about 1024 rows, with a prediction by channels
 // block  := u8 0, u16 elements                                                  stored
 //         | u8 1, u8 grand_mean, u32 num_escapes, u32 stream_bytes[4],
-//           u8 row_mean[rows]?, u8 channel_mean[cols]?, u8 sign_mantissa[n],
+//           u8 row_mean[rows]?, u8 sign_mantissa[n],
 //           streams, u8 escapes[]                                               coded
 // A block has `rows` whole rows of `cols` elements; its vectors of 64 elements are dealt to 4 streams in
 // consecutive quarters.
@@ -38,6 +39,10 @@ void exponent_decode(const std::uint8_t* body, std::size_t size, std::uint16_t* 
 // Counts of exponents against a prediction over at most `max_blocks` blocks spread over the page.
 Counts exponent_counts(const std::uint16_t* x, std::size_t n, std::size_t cols, Prediction prediction,
                        std::size_t max_blocks, Isa isa);
+
+// Bits an exponent takes with a table on such a sample, side information of the prediction counted.
+double exponent_cost(const std::uint16_t* x, std::size_t n, std::size_t cols, const ExponentTable& table,
+                     std::size_t max_blocks, Isa isa);
 
 // The table that makes a page like this one smallest, side information of the prediction counted.
 ExponentTable exponent_train(const std::uint16_t* x, std::size_t n, std::size_t cols, std::size_t max_blocks,

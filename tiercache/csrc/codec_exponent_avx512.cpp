@@ -27,16 +27,14 @@ TC_TARGET void row_sums(const std::uint8_t* exponents, std::size_t rows, std::si
 }
 
 TC_TARGET void channel_sums(const std::uint8_t* exponents, std::size_t rows, std::size_t cols,
-                            std::size_t step, std::uint16_t* sums) {
+                            std::uint16_t* sums) {
   for (std::size_t c = 0; c < cols; c += kVector) {
-    __m512i low = _mm512_setzero_si512();
-    __m512i high = low;
-    for (std::size_t r = 0; r < rows; r += step) {
-      const std::uint8_t* e = exponents + r * cols + c;
-      low = _mm512_add_epi16(low,
-                             _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(e))));
-      high = _mm512_add_epi16(
-          high, _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(e + 32))));
+    __m512i low = _mm512_loadu_si512(sums + c);
+    __m512i high = _mm512_loadu_si512(sums + c + 32);
+    for (std::size_t r = 0; r < rows; ++r) {
+      const __m512i e = _mm512_loadu_si512(exponents + r * cols + c);
+      low = _mm512_add_epi16(low, _mm512_cvtepu8_epi16(_mm512_castsi512_si256(e)));
+      high = _mm512_add_epi16(high, _mm512_cvtepu8_epi16(_mm512_extracti64x4_epi64(e, 1)));
     }
     _mm512_storeu_si512(sums + c, low);
     _mm512_storeu_si512(sums + c + 32, high);

@@ -36,8 +36,8 @@ struct ExponentKernels {
   void (*split)(const std::uint16_t* x, std::size_t n, std::uint8_t* exponents, std::uint8_t* rest);
   // Sum of each row's bytes.
   void (*row_sums)(const std::uint8_t* exponents, std::size_t rows, std::size_t cols, std::uint32_t* sums);
-  // Sum of each column over rows 0, step, 2 step ..., at most 256 of them.
-  void (*channel_sums)(const std::uint8_t* exponents, std::size_t rows, std::size_t cols, std::size_t step,
+  // Adds each column's bytes over all rows to `sums`.
+  void (*channel_sums)(const std::uint8_t* exponents, std::size_t rows, std::size_t cols,
                        std::uint16_t* sums);
   void (*encode)(const std::uint8_t* exponents, const BlockShape& shape, const ExponentTable& table,
                  EncodeSink& sink);

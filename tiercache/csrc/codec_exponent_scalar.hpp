@@ -21,9 +21,8 @@ TC_TARGET void row_sums(const std::uint8_t* exponents, std::size_t rows, std::si
 }
 
 TC_TARGET void channel_sums(const std::uint8_t* exponents, std::size_t rows, std::size_t cols,
-                            std::size_t step, std::uint16_t* sums) {
-  std::memset(sums, 0, cols * sizeof *sums);
-  for (std::size_t r = 0; r < rows; r += step)
+                            std::uint16_t* sums) {
+  for (std::size_t r = 0; r < rows; ++r)
     for (std::size_t c = 0; c < cols; ++c)
       sums[c] = static_cast<std::uint16_t>(sums[c] + exponents[r * cols + c]);
 }

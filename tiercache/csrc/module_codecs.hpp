@@ -82,6 +82,13 @@ inline void bind_exponent(nb::module_& m) {
       },
       "x"_a, "cols"_a, "max_blocks"_a, "isa"_a);
   m.def(
+      "exponent_cost",
+      [](const ReadWords& x, std::size_t cols, const ExponentTable& table, std::size_t max_blocks, int isa) {
+        nb::gil_scoped_release release;
+        return exponent_cost(x.data(), x.size(), cols, table, max_blocks, static_cast<Isa>(isa));
+      },
+      "x"_a, "cols"_a, "table"_a, "max_blocks"_a, "isa"_a);
+  m.def(
       "exponent_encode",
       [](const ReadWords& x, std::size_t cols, const ExponentTable& table, const WriteBytes& out, int isa,
          int threads, std::optional<CountArray> counts) {

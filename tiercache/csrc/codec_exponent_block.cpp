@@ -1,0 +1,183 @@
+#include "codec_exponent_block.hpp"
+
+#include <cstring>
+#include <memory>
+
+namespace tiercache::codec {
+namespace {
+
+constexpr std::size_t kSampledRows = 256;  // sums of a channel fit 16 bits up to 257
+
+// One thread's working memory, kept for its life: pages come by the thousand.
+struct Scratch {
+  std::uint8_t exponents[kBlock];
+  std::uint8_t rest[kBlock];
+  std::uint8_t streams[kStreams][kQuarterRoom];
+  std::uint8_t escapes[kBlock + kVector];
+  std::uint8_t symbols[kStreams * kQuarterStride];
+  std::uint8_t row_mean[kBlock / kVector];
+  std::uint8_t channel_mean[kBlock];
+  std::uint32_t row_sums[kBlock / kVector];
+  std::uint16_t channel_sums[kBlock];
+};
+
+Scratch& scratch() {
+  thread_local const std::unique_ptr<Scratch> mine = std::make_unique<Scratch>();
+  return *mine;
+}
+
+// (sum / count - mean) in eighths around `middle`, as a byte. The rounding half is in `middle` of one part.
+std::uint8_t eighths(std::uint64_t sum, std::uint64_t reciprocal, std::uint32_t mean, int middle) {
+  const auto value = static_cast<std::int64_t>(sum * reciprocal >> 29) - std::int64_t{mean} * 8 + middle;
+  return static_cast<std::uint8_t>(std::clamp<std::int64_t>(value, 0, 255));
+}
+
+// The parts of a block's prediction that are no means: 128 stands for none.
+BlockShape neutral_shape(Scratch& s, std::size_t rows, std::size_t cols, Prediction p,
+                         const std::uint8_t* means) {
+  BlockShape shape{rows, cols, static_cast<std::uint8_t>(-32), s.row_mean, s.channel_mean};
+  if (!has_rows(p)) std::memset(s.row_mean, 128, rows);
+  if (has_channels(p)) {
+    shape.level = static_cast<std::uint8_t>(means[0] - 32);
+    shape.channel_mean = means + 1;
+  } else {
+    std::memset(s.channel_mean, 128, cols);
+  }
+  return shape;
+}
+
+// Means of a block whose exponents are in the scratch memory.
+BlockShape predict_block(Scratch& s, std::size_t rows, std::size_t cols, Prediction p,
+                         const std::uint8_t* means, const ExponentKernels& k) {
+  BlockShape shape = neutral_shape(s, rows, cols, p, means);
+  if (!has_rows(p)) return shape;
+  k.row_sums(s.exponents, rows, cols, s.row_sums);
+  std::uint64_t total = 0;
+  for (std::size_t r = 0; r < rows; ++r) total += s.row_sums[r];
+  const auto mean = static_cast<std::uint32_t>((total + rows * cols / 2) / (rows * cols));
+  shape.level = static_cast<std::uint8_t>(mean - 32);
+  const std::uint64_t per_row = (std::uint64_t{1} << 32) / cols;
+  for (std::size_t r = 0; r < rows; ++r) s.row_mean[r] = eighths(s.row_sums[r], per_row, mean, 132);
+  return shape;
+}
+
+std::size_t store_block(const std::uint16_t* x, std::size_t n, std::uint8_t* out) {
+  out[0] = 0;
+  std::memcpy(out + 1, x, 2 * n);
+  return stored_bytes(n);
+}
+
+std::uint8_t* append(std::uint8_t* out, const void* from, std::size_t size) {
+  std::memcpy(out, from, size);
+  return out + size;
+}
+
+}  // namespace
+
+const ExponentKernels& exponent_kernels(Isa isa) {
+  if (!isa_available(isa)) throw std::invalid_argument("this processor has not the instructions asked for");
+#if defined(__x86_64__)
+  if (isa == Isa::avx512) return kExponentAvx512;
+  if (isa == Isa::avx2) return kExponentAvx2;
+#endif
+  return kExponentPortable;
+}
+
+void write_segment(const std::uint16_t* x, const Grid& grid, std::size_t segment, Prediction prediction,
+                   const ExponentKernels& k, std::uint8_t* means) {
+  Scratch& s = scratch();
+  const std::size_t cols = grid.cols;
+  const std::size_t begin = segment * grid.segment_blocks * grid.block_rows;
+  const std::size_t end = std::min(begin + grid.segment_blocks * grid.block_rows, grid.num_rows);
+  const std::size_t step = (end - begin + kSampledRows - 1) / kSampledRows;
+  std::memset(s.channel_sums, 0, cols * sizeof *s.channel_sums);
+  std::size_t sampled = 0;
+  for (std::size_t r = begin; r < end;) {
+    std::size_t batch = 0;
+    for (; r < end && batch < grid.block_rows; r += step, ++batch)
+      k.split(x + r * cols, cols, s.exponents + batch * cols, s.rest);
+    k.channel_sums(s.exponents, batch, cols, s.channel_sums);
+    sampled += batch;
+  }
+  std::uint64_t total = 0;
+  for (std::size_t c = 0; c < cols; ++c) total += s.channel_sums[c];
+  const auto mean = static_cast<std::uint32_t>((total + sampled * cols / 2) / (sampled * cols));
+  means[0] = static_cast<std::uint8_t>(mean);
+  const std::uint64_t per_channel = (std::uint64_t{1} << 32) / sampled;
+  const int middle = has_rows(prediction) ? 128 : 132;
+  for (std::size_t c = 0; c < cols; ++c) means[1 + c] = eighths(s.channel_sums[c], per_channel, mean, middle);
+}
+
+std::size_t encode_block(const std::uint16_t* x, std::size_t rows, std::size_t cols,
+                         const ExponentTable& table, const std::uint8_t* means, std::uint8_t* out,
+                         const ExponentKernels& k, Counts* counts) {
+  Scratch& s = scratch();
+  const std::size_t n = rows * cols;
+  const std::size_t row_bytes = has_rows(table.prediction) ? rows : 0;
+  std::uint8_t* const rest = out + kCodedHeader + row_bytes;
+  if (kCodedHeader + row_bytes + n > stored_bytes(n)) return store_block(x, n, out);
+  k.split(x, n, s.exponents, rest);
+  const BlockShape shape = predict_block(s, rows, cols, table.prediction, means, k);
+  EncodeSink sink{{s.streams[0], s.streams[1], s.streams[2], s.streams[3]}, {}, s.escapes, 0, counts};
+  k.encode(s.exponents, shape, table, sink);
+  std::size_t size = static_cast<std::size_t>(rest - out) + n + sink.num_escapes;
+  for (const std::size_t bytes : sink.stream_bytes) size += bytes;
+  if (size >= stored_bytes(n)) return store_block(x, n, out);
+  out[0] = 1;
+  out[1] = static_cast<std::uint8_t>(shape.level + 32);
+  store(out + 2, static_cast<std::uint32_t>(sink.num_escapes));
+  for (int i = 0; i < kStreams; ++i) store(out + 6 + 4 * i, static_cast<std::uint32_t>(sink.stream_bytes[i]));
+  append(out + kCodedHeader, s.row_mean, row_bytes);
+  std::uint8_t* at = rest + n;
+  for (int i = 0; i < kStreams; ++i) at = append(at, sink.streams[i], sink.stream_bytes[i]);
+  append(at, s.escapes, sink.num_escapes);
+  return size;
+}
+
+void decode_block(const std::uint8_t* block, std::size_t size, std::uint16_t* x, std::size_t rows,
+                  std::size_t cols, const ExponentTable& table, const std::uint8_t* means,
+                  const ExponentKernels& k) {
+  const std::size_t n = rows * cols;
+  if (size == 0) throw Malformed("exponent payload: an empty block");
+  if (block[0] == 0) {
+    if (size != stored_bytes(n)) throw Malformed("exponent payload: a stored block of the wrong size");
+    std::memcpy(x, block + 1, 2 * n);
+    return;
+  }
+  if (block[0] != 1 || size < kCodedHeader) throw Malformed("exponent payload: an unknown block");
+  Scratch& s = scratch();
+  const std::size_t num_escapes = load<std::uint32_t>(block + 2);
+  const std::size_t row_bytes = has_rows(table.prediction) ? rows : 0;
+  StreamSource source{};
+  std::uint64_t need = kCodedHeader + row_bytes + n;
+  for (int i = 0; i < kStreams; ++i) {
+    source.streams[i] = block + need;
+    source.stream_bytes[i] = load<std::uint32_t>(block + 6 + 4 * i);
+    need += source.stream_bytes[i];
+    if (need > size) throw Malformed("exponent payload: a stream longer than its block");
+  }
+  if (need + num_escapes != size)
+    throw Malformed("exponent payload: a block's parts don't add up to its size");
+  BlockShape shape = neutral_shape(s, rows, cols, table.prediction, means);
+  shape.level = static_cast<std::uint8_t>(block[1] - 32);
+  if (row_bytes != 0) shape.row_mean = block + kCodedHeader;
+  if (!k.decode(source, table, n / kVector, s.symbols)) throw Malformed("exponent payload: a damaged stream");
+  if (!k.merge(s.symbols, block + kCodedHeader + row_bytes, shape, table, block + need, num_escapes, x))
+    throw Malformed("exponent payload: the escapes don't match the symbols");
+}
+
+void count_block(const std::uint16_t* x, std::size_t rows, std::size_t cols, Prediction prediction,
+                 const std::uint8_t* means, const ExponentKernels& k, Counts& counts) {
+  Scratch& s = scratch();
+  k.split(x, rows * cols, s.exponents, s.rest);
+  const BlockShape shape = predict_block(s, rows, cols, prediction, means, k);
+  for (std::size_t r = 0; r < rows; ++r) {
+    for (std::size_t c = 0; c < cols; ++c) {
+      const std::uint8_t e = s.exponents[r * cols + c];
+      const unsigned part = (unsigned{shape.row_mean[r]} + shape.channel_mean[c] + 1u) >> 1 >> 2;
+      ++counts[e == 0 ? 256u : static_cast<std::uint8_t>(e - shape.level - part)];
+    }
+  }
+}
+
+}  // namespace tiercache::codec
