@@ -63,7 +63,7 @@ def ours(name: str, **params: Any) -> Contender:
 
 
 def zstd_1() -> Contender:
-    """zstd at level 1 on the raw bytes."""
+    """The library zstd at level 1 on the raw bytes."""
     import zstandard
 
     compressor, decompressor = zstandard.ZstdCompressor(level=1), zstandard.ZstdDecompressor()
