@@ -32,7 +32,6 @@ def draw(path: Path, settings: DemoSettings, dense: SideResult, ours: SideResult
         above.plot(seconds, held, color=COLOURS[name], linewidth=1.4, label=f"{label}: {side.step_s:.1f} s")
         above.fill_between(seconds, held, color=COLOURS[name], alpha=0.12)
     above.set_ylabel("memory of the step, MiB")
-    above.legend(loc="upper right", frameon=False)
     above.set_title(
         f"{settings.branches} branches of {settings.tail_tokens} tokens over one prompt of "
         f"{settings.prompt_tokens} tokens",
@@ -47,9 +46,9 @@ def draw(path: Path, settings: DemoSettings, dense: SideResult, ours: SideResult
     )
     below.set_ylabel("pages of tiercache, MiB")
     below.set_xlabel("seconds since the step began")
-    below.legend(loc="upper right", frameon=False)
     for axes in (above, below):
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, max(axes.dataLim.y1, 1.0) * 1.3)  # room for the legend above the curves
+        axes.legend(loc="upper right", ncols=3, frameon=False)
         axes.margins(x=0.01)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", alpha=0.25)
