@@ -45,6 +45,11 @@ class LazyGroup(TyperGroup):
         module = importlib.import_module(f"{__name__}.{COMMANDS[cmd_name]}")
         command = typer.main.get_command(module.app)
         command.name = cmd_name
+        # the shell completes `tiercache`, not its commands; and every command is helped the same way
+        command.params = [
+            p for p in command.params if p.name not in ("install_completion", "show_completion")
+        ]
+        command.context_settings.setdefault("help_option_names", ["-h", "--help"])
         return command
 
 
