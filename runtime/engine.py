@@ -81,7 +81,7 @@ class Engine:
             rows,
             min_shared_tokens=self.options.min_shared_tokens,
             max_node_tokens=limits.max_node_tokens,
-            max_tail_tokens=limits.max_visit_tokens,
+            max_tail_tokens=limits.max_tail_tokens,
         )
         window = self.options.window
         return tree if window is None else split_at_window(tree, window)
@@ -131,7 +131,7 @@ class Engine:
         if self._shape is None or self._shape[0] != state:
             with torch.random.fork_rng(enabled=self.options.share_dropout):
                 self._shape = (state, probe_shape(self.runner, self.dtype, sums))
-            release_free_memory()
+            release_free_memory(self.adapter.device)
         return self._shape[1]
 
     def follow(self, step: Step, *passes: Passes) -> None:
@@ -157,8 +157,7 @@ class Engine:
         for visit in visits:
             with report.timed(visit.kind):
                 self._visit(step, pages, visit, after_tails)
-                if self.adapter.device.type == "cpu":
-                    release_free_memory()
+                release_free_memory(self.adapter.device)
             report.gradient_sum_bytes = max(report.gradient_sum_bytes, step.sums.num_bytes)
 
     def _visit(self, step: Step, pages: StepPages, visit: Visit, after_tails: AfterTails | None) -> None:

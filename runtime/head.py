@@ -12,7 +12,7 @@ from tiercache.runtime.kernels import accumulator_dtype
 
 Head = Callable[[torch.Tensor], torch.Tensor]
 STATISTICS = ("entropy", "mean_logits", "is_top1", "log_sum_sq_probs")
-_COPIES = 3  # of a chunk's logits alive at once: as projected, in the accumulator dtype, their gradient
+_COPIES = 4  # of a chunk alive at once: projected, in the accumulator dtype, and two of their gradient
 
 
 def check_statistics(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -123,6 +123,10 @@ def block_backward(
     """
     width, value_dim, key_dim = max(q.shape[-1], v.shape[-1]), v.shape[-1], q.shape[-1]
     if _on_cpu_operator(q, block):
+        if _cores_idle(q.shape[1], k.shape[1]):
+            return _sum_groups(block_backward(
+                grad_out, q, _expand_heads(k, q.shape[1]), _expand_heads(v, q.shape[1]), out, lse, block
+            ), k.shape[1])  # fmt: skip
         dq, dk, dv = _aten("_scaled_dot_product_flash_attention_for_cpu_backward")(
             _pad(grad_out, width), _pad(q, width), _pad(k, width), _pad(v, width), _pad(out, width), lse,
             0.0, block.causal, attn_mask=_bias4(q, block), scale=block.scale,
@@ -131,6 +135,20 @@ def block_backward(
     if _on_cuda_operator(q, block, value_dim):
         return _cuda_backward(grad_out, q, k, v, out, lse, block)
     return _plain_backward(grad_out, q, k, v, out, lse, block)
+
+
+def _cores_idle(heads: int, kv_heads: int) -> bool:
+    """Whether the backward, which shares its work out by key-value heads, does better with one for each query head."""
+    threads = torch.get_num_threads()
+    return kv_heads < heads and -(-kv_heads // threads) * (heads // kv_heads) > -(-heads // threads)
+
+
+def _sum_groups(
+    gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor], kv_heads: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients with dK and dV of query heads [B, Hq, Lk, D] summed over those that share a key-value head."""
+    dq, dk, dv = gradients
+    return dq, *(x.unflatten(1, (kv_heads, -1)).sum(2, dtype=accumulator_dtype(x.dtype)) for x in (dk, dv))
 
 
 def _bias4(q: torch.Tensor, block: Block) -> torch.Tensor | None:

@@ -10,28 +10,40 @@ from tiercache.runtime.probe import Shape
 LONGEST_NODE_TOKENS = 2048  # beyond this, matrix products get no faster and a layer's activations only grow
 SHORTEST_TOKENS = 64
 _PAGES_IN_FLIGHT = 8  # of one node and layer: in use, on their way up, on their way down
-_ACTIVATIONS_PER_BUDGET = 4  # a visit's activations against the budget for pages
+_ACTIVATIONS_PER_BUDGET = 1.5  # a visit's activations against the budget for pages
+_LONGEST_TAIL = (
+    2  # visits: a somewhat longer tail runs alone, for a cut token costs four passes and two more visits
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Attributes: max_node_tokens, the longest node; max_visit_tokens, most tail tokens replayed together."""
+    """How the tree is cut.
+
+    Attributes:
+        max_node_tokens: longest node.
+        max_visit_tokens: most tail tokens replayed together.
+        max_tail_tokens: longest tail; what is longer gives its beginning to a chain of nodes.
+    """
 
     max_node_tokens: int
     max_visit_tokens: int
+    max_tail_tokens: int
 
 
 def choose_limits(options: ReplayOptions, shape: Shape, device_bytes: int) -> Limits:
     """What the options say, and where they say nothing, what the store's device budget suggests.
 
     A node is as long as lets several of its pages of one layer, gradient pages included, lie in the budget. Tails
-    are as many as keep all their layers' activations, measured by the probe, within a few times the budget.
+    are as many as keep all their layers' activations, measured by the probe, near the budget.
     """
     page = 2 * shape.page_bytes_per_token + 2 * shape.gradient_bytes_per_token
     node = options.max_node_tokens or _clamp(device_bytes // max(1, _PAGES_IN_FLIGHT * page))
     room = options.max_visit_bytes or _ACTIVATIONS_PER_BUDGET * device_bytes
-    visit = options.max_visit_tokens or _clamp(room // shape.activation_bytes_per_token)
-    return Limits(node, visit)
+    if options.max_visit_tokens is not None:
+        return Limits(node, options.max_visit_tokens, options.max_visit_tokens)
+    visit = _clamp(int(room // shape.activation_bytes_per_token))
+    return Limits(node, visit, _LONGEST_TAIL * visit)
 
 
 def _clamp(tokens: int) -> int:

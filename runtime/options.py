@@ -12,7 +12,7 @@ PrefixActivations = Literal["layer_inputs", "recompute", "attention"]
 PREFIX_ACTIVATIONS = ("layer_inputs", "recompute", "attention")
 
 DEFAULT_MIN_SHARED_TOKENS = 256
-DEFAULT_HEAD_BYTES = 64 << 20
+DEFAULT_HEAD_BYTES = 48 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +27,7 @@ class ReplayOptions:
             layer inputs and each layer's attention output and log-sum-exp ("attention").
         max_node_tokens: longest node; from the device budget by default.
         max_visit_tokens: most tail tokens replayed together, and the longest tail.
-        max_visit_bytes: the same as a bound of a visit's activations; 4 times the device budget by default.
+        max_visit_bytes: the same as a bound of a visit's activations; 1.5 times the device budget by default.
         min_shared_tokens: a run shared by two branches becomes a node from this length on; by more branches,
             sooner.
         head_bytes: bound of the logits held at once.

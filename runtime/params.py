@@ -16,6 +16,17 @@ from torch import nn
 from tiercache.errors import ConfigError, ParameterChangedError
 from tiercache.runtime.kernels import accumulator_dtype
 
+_CHUNK = 1 << 20  # elements: torch widens a mixed addend as a whole, a second copy of the largest weight
+
+
+def _add(total: torch.Tensor, grad: torch.Tensor) -> None:
+    """Adds a gradient of a narrower dtype in place, a chunk at a time."""
+    if total.dtype == grad.dtype or not (total.is_contiguous() and grad.is_contiguous()):
+        total += grad
+        return
+    for part, addend in zip(total.view(-1).split(_CHUNK), grad.view(-1).split(_CHUNK), strict=True):
+        part += addend
+
 
 class ParameterSums:
     """Stand-ins for a model's trainable parameters.
@@ -66,7 +77,7 @@ class ParameterSums:
             if total is None:
                 self._sums[index] = grad.to(self._sum_dtype(grad.dtype), copy=False)
             else:
-                total += grad
+                _add(total, grad)
 
         stand_in.register_post_accumulate_grad_hook(gather)
         return stand_in

@@ -11,6 +11,7 @@ from tiercache.runtime.adapters.base import ModelAdapter
 from tiercache.runtime.checkpointing import checkpointed, own_checkpointing_off
 from tiercache.runtime.frame import Ancestor, Frame, PageStore, Piece
 from tiercache.runtime.head import ChunkedHead
+from tiercache.runtime.memory import release_free_memory
 from tiercache.runtime.options import PrefixActivations
 from tiercache.runtime.routing import Choices, check_choices, recorded_choices
 from tiercache.runtime.saved_tensors import LayerInputs
@@ -172,6 +173,7 @@ class VisitRunner:
         check_choices(captured.choices, again)
 
     def _backward(self, step: Step, frame: Frame, hidden: torch.Tensor, targets: torch.Tensor) -> None:
+        release_free_memory(self.adapter.device)  # of the forward, before the logits need more
         grad = torch.zeros_like(hidden)
         if len(targets):
             grad = self.head.gradient(hidden.detach(), targets, self._gradients(step, frame))
@@ -182,5 +184,6 @@ class VisitRunner:
             grad[: len(boundary)][boundary.to(grad.device)] = 0
         recomputes = frame.phase == "pop" and self.keep_graph
         layers = own_checkpointing_off(self.adapter.layers if recomputes else [])
+        release_free_memory(self.adapter.device)  # of the forward and the logits, before backward needs more
         with self.adapter.router.running(frame), layers:
             torch.autograd.backward([hidden], [grad])
