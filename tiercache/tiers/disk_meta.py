@@ -34,9 +34,9 @@ class RecordEntry:
 
 def meta_of(fields: tuple[Any, ...]) -> PageMeta:
     """PageMeta from the fields of a record, as the core gives them."""
-    digest, namespace, dtype, shape, codec, raw_bytes, stored_bytes, key, persistent = fields
-    page = None if key is None else PageKey(*key)
-    return PageMeta(digest, namespace, dtype, shape, codec, raw_bytes, stored_bytes, page, persistent)
+    if fields[7] is None:
+        return PageMeta(*fields)
+    return PageMeta(*fields[:7], PageKey(*fields[7]), fields[8])
 
 
 def entry_of(value: bytes) -> RecordEntry:
