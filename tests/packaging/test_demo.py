@@ -12,7 +12,10 @@ import pytest
 
 import tiercache.cli
 from tiercache.cli.demo import race, verdict
+from tiercache.cli.demo.settings import DemoSettings
 from tiercache.cli.demo.table import format_bytes
+from tiercache.cli.demo.workload import make_branches
+from tiercache.errors import ConfigError
 
 SMALL = ["--prompt-tokens", "300", "--branches", "3", "--tail-tokens", "8"]
 
@@ -96,7 +99,6 @@ def test_the_table_and_the_json_tell_the_same(
         (["--gguf", "no-such-file.gguf"], "no-such-file.gguf"),
         (["--model", "x", "--gguf", "y"], "--model and --gguf"),
         (["--device-budget", "a lot"], "a lot"),
-        (["--prompt-tokens", "9000000"], "tokens of text"),
         (["--model", "/no/such/folder"], "/no/such/folder"),
         (["--figure", "/no/such/folder/demo.png"], "/no/such/folder"),
     ],
@@ -108,6 +110,13 @@ def test_wrong_options_are_one_line_and_status_2(
     captured = capsys.readouterr()
     assert captured.err.count("\n") == 1
     assert words in captured.err
+
+
+def test_a_prompt_longer_than_the_text_is_refused(tmp_path: Path) -> None:
+    budgets = {"device_budget": "1MiB", "host_budget": "1MiB", "disk": str(tmp_path)}
+    wanted = DemoSettings(prompt_tokens=9_000_000, branches=2, tail_tokens=8, **budgets)
+    with pytest.raises(ConfigError, match="tokens of text"):
+        make_branches(wanted)
 
 
 def test_a_side_that_dies_is_said_in_one_line(

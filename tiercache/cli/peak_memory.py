@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import threading
 import time
@@ -14,6 +13,8 @@ from typing import Self
 import psutil
 import torch
 
+from tiercache.runtime.memory import release_free_memory
+
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 
@@ -21,14 +22,6 @@ _CLEAR_REFS = Path("/proc/self/clear_refs")
 def resident_bytes() -> int:
     """Resident bytes of this process now."""
     return int(psutil.Process().memory_info().rss)
-
-
-def release_free_memory() -> None:
-    """Gives memory that was freed back to the system, so that it is in nobody's peak. Best effort."""
-    gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, others do without
-    if trim is not None:
-        trim(0)
 
 
 def _reset_high_water() -> bool:
@@ -81,7 +74,8 @@ class PeakMemory:
         self.samples: list[tuple[float, int, dict[str, int]]] = []
 
     def __enter__(self) -> Self:
-        release_free_memory()
+        gc.collect()
+        release_free_memory()  # what was freed before is in nobody's peak
         if self._device is not None:
             torch.accelerator.synchronize(self._device)
             torch.accelerator.reset_peak_memory_stats(self._device)
