@@ -247,16 +247,25 @@ class TierStore:
 
     # Loans
 
-    def lend(self, num_bytes: int) -> Slot | None:
-        """Sets room of the device tier aside for memory that the caller keeps; None when it is not free.
+    def lend(self, num_bytes: int, *, evict: bool = False) -> Slot | None:
+        """Sets room of the device tier aside for memory that the caller keeps; None when there is none to be had.
 
-        Nothing is moved for it; pages that lie further down too may be dropped. `end_loan` ends it.
+        Pages that lie further down too may be dropped for it; `evict` moves others down, if that can be done at once.
+        `end_loan` ends it.
+
+        Raises:
+            TierIOError: a page that had to move down could not be written.
         """
         self._check_process()
         with self._books.changed:
             self._books.check_open()
             self._collect()
-            return self._loans.lend(num_bytes)
+            slot = self._loans.lend(num_bytes)
+        if slot is None and evict:
+            slot = self._loans.lend_by_eviction(
+                num_bytes, self._clock.now() + min(1.0, self.config.timeout_s)
+            )
+        return slot
 
     def end_loan(self, slot: Slot) -> None:
         """Ends a loan, at once or at the store's next call; never waits: finalizers may call it."""

@@ -38,23 +38,28 @@ class Loan:
         self._slots: list[Slot] = []
         self.lent_bytes = 0
 
-    def fit(self, used_bytes: int, *, may_move: bool) -> None:
-        """Makes the loan what `used_bytes` need, as far as the device has room.
-
-        `may_move`: what does not fit will be moved, so the limit comes down; otherwise it is counted.
-        """
+    def fit(self, used_bytes: int) -> None:
+        """Makes the loan what `used_bytes` need; where the device has no room for that, the limit comes down."""
         missing_bytes = min(used_bytes, self.limit_bytes) - self.lent_bytes
         if missing_bytes > 0:
             self._grow(missing_bytes)
-        if used_bytes <= self.lent_bytes:
-            return
-        if not may_move:
-            self.overshoot_bytes = max(self.overshoot_bytes, used_bytes - self.lent_bytes)
-        elif self._is_auto:
+        if used_bytes > self.lent_bytes:
+            share = _RESIDENT_SHARE if self._is_auto else 1.0
+            self.limit_bytes = min(self.limit_bytes, int(self.lent_bytes * share))
             self._is_auto = False
-            self.limit_bytes = int(self.lent_bytes * _RESIDENT_SHARE)
-        else:
-            self.limit_bytes = min(self.limit_bytes, self.lent_bytes)
+
+    def cover(self, used_bytes: int) -> int:
+        """Makes the loan what `used_bytes` need, limit or not; returns the bytes that no free room is found for."""
+        if used_bytes > self.lent_bytes:
+            self._grow(used_bytes - self.lent_bytes)
+        return max(0, used_bytes - self.lent_bytes)
+
+    def add(self, slot: Slot | None, used_bytes: int) -> None:
+        """Adds room that was evicted for the loan, if any."""
+        if slot is not None:
+            self._slots.append(slot)
+            self.lent_bytes += slot.num_bytes
+        self.overshoot_bytes = max(self.overshoot_bytes, used_bytes - self.lent_bytes)
 
     def _grow(self, need_bytes: int) -> None:
         steps = -(-need_bytes // self._step_bytes)

@@ -38,6 +38,10 @@ class Session:
         limit_bytes: what may stay resident; None for what the device budget allows.
         packer: makes pages of bytes.
         learned: the order in which an earlier graph was unpacked.
+
+    Attributes:
+        moved_bytes: bytes that were handed to the store, before bits and compression.
+        stored_bytes: bytes that the store was given for them.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class Session:
         self.loan = Loan(store, limit_bytes)
         self.order = UnpackOrder(learned)
         self.moved_bytes = 0
+        self.stored_bytes = 0
 
     # The hooks
 
@@ -105,10 +110,10 @@ class Session:
         window, loan = self.window, self.loan
         if look_at_all or window.used_bytes > loan.lent_bytes:
             with self._changed:
-                loan.fit(window.used_bytes, may_move=True)
+                loan.fit(window.used_bytes)
                 if look_at_all or window.used_bytes > loan.limit_bytes:
                     window.look_again(all_of_them=look_at_all)
-                    loan.fit(window.used_bytes, may_move=True)
+                    loan.fit(window.used_bytes)
         self._move_excess()
 
     def _move_excess(self) -> None:
@@ -128,6 +133,7 @@ class Session:
             page, saved.decode = self._packer.encode(flat, {view.dtype for view in saved.views})
             num_bytes = page.numel() * page.element_size()
             self._store.put(self._key(saved), page, own=True)
+            del page
         except BaseException:
             with self._changed:
                 saved.attach(flat)
@@ -135,7 +141,8 @@ class Session:
             self._collect()
             raise
         with self._changed:
-            self.moved_bytes += num_bytes
+            self.moved_bytes += flat.numel()
+            self.stored_bytes += num_bytes
             self._put_away(saved)
         self._collect()
 
@@ -182,8 +189,13 @@ class Session:
             saved.attach(flat)
             del flat
             self._enter(saved)
-            self.loan.fit(self.window.used_bytes, may_move=False)
-            return saved.tensor(view)
+            tensor = saved.tensor(view)
+            missing_bytes = self.loan.cover(self.window.used_bytes)
+        if missing_bytes:
+            slot = self._store.lend(missing_bytes, evict=True)
+            with self._changed:
+                self.loan.add(slot, self.window.used_bytes)
+        return tensor
 
     def _ahead(self, saved: SavedStorage) -> list[PageKey]:
         """Pages that are needed soon and not asked for yet: one, or as many as have room beside what is resident."""

@@ -118,7 +118,6 @@ def test_trap_24_a_damaged_record_raises_and_other_graphs_stay(tmp_path: Path) -
         # A page that a look-ahead brought up, and found damaged, is gone when backward asks for it.
         with pytest.raises((PageCorruptError, PageMissingError)):
             loss.backward()
-        assert store.stats().lost_pages > 0
         gradients_of(model)
         del loss
         store.flush()
