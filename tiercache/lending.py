@@ -12,7 +12,7 @@ from tiercache.tiers.base import Slot
 
 
 class Loans:
-    """Room that is lent out, and room that finalizers gave back. All but `lend_by_eviction` run under the store's lock."""
+    """Room that is lent, and room that finalizers gave back. All but `lend_by_eviction` run under the store's lock."""
 
     def __init__(self, books: Books, room: Room) -> None:
         self._books = books
