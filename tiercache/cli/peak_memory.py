@@ -75,7 +75,7 @@ class PeakMemory:
 
     def __enter__(self) -> Self:
         gc.collect()
-        release_free_memory()  # what was freed before is in nobody's peak
+        release_free_memory(torch.device("cpu"))  # what was freed before is in nobody's peak
         if self._device is not None:
             torch.accelerator.synchronize(self._device)
             torch.accelerator.reset_peak_memory_stats(self._device)
