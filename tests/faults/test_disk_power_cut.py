@@ -171,7 +171,7 @@ def survive(root: Path, durability: str, promised: set[int]) -> int:
     return hits
 
 
-def cut_many(tmp_path: Path, seeds: range, durability: str) -> tuple[int, int]:
+def cut_many(tmp_path: Path, seeds: range, durability: str, *, promises: bool = True) -> tuple[int, int]:
     hits = promised = 0
     for run in range(seeds.start, seeds.stop, 50):
         source, template = tmp_path / f"run{run}", tmp_path / f"template{run}"
@@ -182,8 +182,8 @@ def cut_many(tmp_path: Path, seeds: range, durability: str) -> tuple[int, int]:
             cut = Cut(log, rng.randrange(len(log) + 1))
             root = tmp_path / "cut"
             rebuild_drive(root, template, cut, rng, keep_index=durability == "power" or rng.random() < 0.5)
-            if durability == "process":
-                cut.promised = set()  # only a killed process is promised anything there
+            if not promises:
+                cut.promised = set()
             hits += survive(root, durability, cut.promised)
             promised += len(cut.promised)
             shutil.rmtree(root)
@@ -196,8 +196,14 @@ def test_a_thousand_power_cuts(tmp_path):
 
 
 def test_power_cuts_where_nothing_is_synced_cost_only_misses(tmp_path):
-    hits, _ = cut_many(tmp_path, range(5000, 5100), "process")
+    """Only a killed process is promised anything there."""
+    hits, _ = cut_many(tmp_path, range(5000, 5100), "process", promises=False)
     assert hits > 0
+
+
+def test_the_model_notices_a_missing_sync(tmp_path):
+    with pytest.raises(AssertionError, match=r"promised and (is damaged|has no entry)"):
+        cut_many(tmp_path, range(5000, 5050), "process")
 
 
 @pytest.mark.long

@@ -36,7 +36,7 @@ def meta_of(fields: tuple[Any, ...]) -> PageMeta:
     """PageMeta from the fields of a record, as the core gives them."""
     if fields[7] is None:
         return PageMeta(*fields)
-    return PageMeta(*fields[:7], PageKey(*fields[7]), fields[8])
+    return PageMeta(*(*fields[:7], PageKey(*fields[7]), fields[8]))
 
 
 def entry_of(value: bytes) -> RecordEntry:
