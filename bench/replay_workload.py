@@ -78,6 +78,7 @@ def prepare(folder: Path, *, tiny: bool = False) -> None:
 
     import transformers
 
+    transformers.utils.logging.disable_progress_bar()
     text = "\n\n".join(topics[name] for name in sorted(topics))
     if tiny:
         torch.manual_seed(3)
