@@ -113,7 +113,14 @@ class Follower:
         while self._ahead < len(self._accesses) and self._window_bytes < limit_bytes:
             access = self._accesses[self._ahead]
             entry = books.table.get(access.key)
-            if entry is not None and access.operation in ("read", "accumulate", "take"):
+            if access.operation not in ("read", "accumulate", "take"):
+                pass
+            elif entry is None:
+                # The run has yet to put it: until then it takes its part of the window, or the look-ahead would
+                # run off to the end of the plan and never come back for it.
+                self._window.append((self._ahead, access.num_bytes))
+                self._window_bytes += access.num_bytes
+            else:
                 level = self._wanted(access, entry, books)
                 if level is not None and not reserve_rise(entry, level, room, self._ahead):
                     self._retry_at = self._cursor + _RETRY
