@@ -18,6 +18,13 @@ PUBLIC = [
     "policies",
     "runtime",
 ]
+RUNTIME = ["BranchReplay", "ParityReport", "Row", "StepReport", "offload", "prefix_attention", "verify"]
+
+
+def test_the_runtime_has_these_names_and_no_others() -> None:
+    assert tiercache.runtime.__all__ == RUNTIME
+    for name in RUNTIME:
+        assert getattr(tiercache.runtime, name) is not None
 
 
 def test_the_front_door_has_these_names_and_no_others() -> None:
