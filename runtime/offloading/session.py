@@ -11,6 +11,7 @@ import torch
 
 from tiercache.entry import PageKey
 from tiercache.errors import PageMissingError, StoreTimeoutError
+from tiercache.runtime.memory import release_free_memory
 from tiercache.runtime.offloading.exempt import Kept, is_kept
 from tiercache.runtime.offloading.loan import Loan
 from tiercache.runtime.offloading.order import UnpackOrder
@@ -21,6 +22,8 @@ from tiercache.store import TierStore
 
 _NODE = b"saved tensors".ljust(32, b"\0")
 _AHEAD = 4
+# Freed memory goes back to the system each time that an eighth of the budget was freed, within these bounds.
+_TRIM_BYTES = (1 << 20, 256 << 20)
 
 
 class Session:
@@ -67,6 +70,8 @@ class Session:
         self.window = Window()
         self.loan = Loan(store, limit_bytes)
         self.order = UnpackOrder(learned)
+        self._freed_bytes = 0
+        self._trim_bytes = min(max(store.config.device_bytes // 8, _TRIM_BYTES[0]), _TRIM_BYTES[1])
         self.moved_bytes = 0
         self.stored_bytes = 0
 
@@ -117,6 +122,10 @@ class Session:
         self._move_excess()
 
     def _move_excess(self) -> None:
+        if self._freed_bytes > self._trim_bytes and self.moved_bytes:
+            # Freed blocks that the C library keeps for reuse would stay resident beside what replaced them.
+            self._freed_bytes = 0
+            release_free_memory(torch.device("cpu"))
         while self.window.used_bytes > self.loan.limit_bytes:
             with self._changed:
                 saved = self.window.next_to_move()
@@ -223,6 +232,8 @@ class Session:
         del self._here[saved.cdata]
         self.window.remove(saved)
         self.loan.shrink(self.window.used_bytes)
+        if saved.on_host:
+            self._freed_bytes += saved.num_bytes
 
     def _put_away(self, saved: SavedStorage) -> None:
         saved.state, saved.wanted = STORED, False

@@ -81,6 +81,7 @@ class SavedStorage:
         sequence: order of its first packing; names its page.
         cdata: identity of the storage while it is here.
         num_bytes: what keeping it costs.
+        on_host: in the host's memory, rather than an accelerator's.
         views: those that the graph still needs.
         base: bytes from `start` on, restored from the store.
         decode: makes the moved range of what the store kept.
@@ -89,7 +90,7 @@ class SavedStorage:
     """
 
     __slots__ = (
-        "base", "base_version", "cdata", "decode", "num_bytes", "parked", "sequence", "session",
+        "base", "base_version", "cdata", "decode", "on_host", "num_bytes", "parked", "sequence", "session",
         "start", "state", "views", "wanted",
     )  # fmt: skip
 
@@ -98,6 +99,7 @@ class SavedStorage:
         self.sequence = sequence
         self.cdata = storage._cdata  # noqa: SLF001
         self.num_bytes = storage.nbytes()
+        self.on_host = storage.device.type == "cpu"
         self.views: list[View] = []
         self.state = RESIDENT
         self.base: torch.Tensor | None = None
