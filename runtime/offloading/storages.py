@@ -90,7 +90,7 @@ class SavedStorage:
     """
 
     __slots__ = (
-        "base", "base_version", "cdata", "decode", "on_host", "num_bytes", "parked", "sequence", "session",
+        "base", "base_version", "cdata", "decode", "num_bytes", "on_host", "parked", "sequence", "session",
         "start", "state", "views", "wanted",
     )  # fmt: skip
 
