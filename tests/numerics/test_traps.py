@@ -15,8 +15,9 @@ from plain_model import build_plain
 from runs import objective_gradients, replay_gradients, replay_of
 from torch import nn
 
-from tiercache.errors import ParameterChangedError
-from tiercache.runtime import prefix_attention
+from tiercache import open_store
+from tiercache.errors import ModelRefusedError, ParameterChangedError
+from tiercache.runtime import BranchReplay, prefix_attention
 from tiercache.runtime.engine import Engine
 from tiercache.runtime.params import ParameterSums
 from tiercache.runtime.terms import Terms
@@ -300,3 +301,41 @@ def test_debug_sees_a_page_that_pop_would_not_recompute():
         pytest.raises(ParameterChangedError, match=r"layer 1.*bit-identical"),
     ):
         replay.backward(case.rows, tampering)
+
+
+class _Dropped(nn.Module):
+    def __init__(self, block):
+        super().__init__()
+        self.block, self.dropout = block, nn.Dropout(0.3)
+
+    def forward(self, *args):
+        return self.dropout(self.block(*args))
+
+
+@pytest.mark.parametrize("activations", ["layer_inputs", "recompute"])
+def test_dropout_is_refused_or_recomputed_with_the_same_masks(activations):
+    """Where sharing is meant, a node's masks are drawn once: debug mode compares its pages bit for bit."""
+    model, case = build_plain(prefix_attention), trees.make_case("depth_3")
+    model.layers = nn.ModuleList(_Dropped(block) for block in model.layers)
+    with pytest.raises(ModelRefusedError, match=r"layers\.0\.dropout \(Dropout\).*0\.3"):
+        replay_gradients(model, case, check_model=True)
+    torch.manual_seed(5)
+    got = replay_gradients(model, case, check_model=True, share_dropout=True, prefix_activations=activations)
+    assert all(bool(torch.isfinite(g).all()) for g in got.values())
+    model.eval()
+    want = replay_gradients(model, case)
+    assert dense.relative_l2(got, want) > 0.1
+
+
+@pytest.mark.parametrize("name", ["depth_3", "chain_of_5"])
+def test_pages_that_travel_through_every_tier_change_nothing(name, tmp_path):
+    case = trees.make_case(name)
+    want = dense.weighted_gradients(_model(), case.rows)
+    options = {"device": "24KiB", "host": "64KiB", "disk": tmp_path, "disk_capacity": "64MiB"}
+    with open_store(**options) as store:
+        BranchReplay(_model(), store, check_model=False, debug=True, **case.options).backward(
+            case.rows, dense.weighted_sum
+        )
+        moved = store.stats().bytes_moved
+    assert dense.relative_l2(dense.gradients(_model()), want) < FP64
+    assert sum(n for way, n in moved.items() if "disk" in way) > 0

@@ -1,0 +1,98 @@
+"""The parity ladder, in Python and from the command line."""
+
+import json
+
+import model_zoo
+import pytest
+import torch
+from plain_model import build_plain
+
+from tiercache.cli import main
+from tiercache.errors import ModelRefusedError
+from tiercache.runtime import prefix_attention, verify
+from tiercache.runtime.adapters.base import Router
+
+
+def test_ladder_of_a_model_passes_rung_by_rung():
+    model = model_zoo.build("gemma2", dtype=torch.bfloat16)
+    before = {n: p.clone() for n, p in model.state_dict().items()}
+    report = verify(model)
+    assert [r.dtype for r in report.rungs] == ["float64", "float32", "bfloat16"]
+    assert report.passed
+    assert report.rungs[0].gradient_error < 5e-6
+    assert report.rungs[2].dense_gradient_error > 1e-3
+    assert all(p.grad is None for p in model.parameters())
+    assert all(torch.equal(before[n], p) for n, p in model.state_dict().items())
+    assert json.loads(json.dumps(report.as_dict()))["passed"] is True
+
+
+def test_ladder_of_a_plain_model_reaches_rounding():
+    report = verify(build_plain(prefix_attention))
+    assert [r.dtype for r in report.rungs] == ["float64", "float32"]
+    assert report.passed
+    assert report.rungs[0].gradient_error < 1e-13
+
+
+def test_ladder_on_a_twin_names_what_was_run():
+    report = verify(model_zoo.build("mistral"), whole_model=False)
+    assert report.passed
+    assert "twin of MistralForCausalLM, sliding_window 16 instead of 6" in report.rungs[0].subject
+
+
+def test_experts_that_have_no_fp64_start_the_ladder_at_fp32():
+    report = verify(model_zoo.build("mixtral"))
+    assert report.rungs[0].missing
+    assert not report.rungs[1].missing
+    assert report.passed
+
+
+def test_a_wrong_gradient_fails_its_rung(monkeypatch):
+    """Attention that is right forward, so that the proof passes, and loses a thousandth of what flows back."""
+    attend = Router.attend
+
+    def lossy(self, *args, **kwargs):
+        out = attend(self, *args, **kwargs)
+        return out * 0.999 + out.detach() * 0.001
+
+    monkeypatch.setattr(Router, "attend", lossy)
+    report = verify(model_zoo.build("llama"))
+    assert not report.passed
+    assert not report.rungs[0].passed
+    assert report.rungs[0].logprob_error < 5e-6 < report.rungs[0].gradient_error
+
+
+def test_refused_models_have_no_ladder():
+    with pytest.raises(ModelRefusedError, match="BloomAttention"):
+        verify(model_zoo.build("bloom"))
+
+
+@pytest.fixture
+def saved(tmp_path):
+    model_zoo.build("llama", dtype=torch.float32).save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+def test_command_prints_the_ladder_and_writes_json(saved, tmp_path, capsys):
+    assert main(["verify", "--model", saved, "--json", str(tmp_path / "out.json")]) == 0
+    printed = capsys.readouterr().out
+    assert "float64" in printed
+    assert "pass" in printed
+    assert "No tokenizer" in printed
+    assert json.loads((tmp_path / "out.json").read_text())["passed"] is True
+
+
+def test_command_ends_with_status_1_when_a_rung_fails(saved, monkeypatch, capsys):
+    monkeypatch.setattr("tiercache.runtime.parity.FP64_LIMIT", 1e-12)
+    assert main(["verify", "--model", saved]) == 1
+    assert "FAIL" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [[], ["--model", "a", "--gguf", "b"]])
+def test_command_wants_one_model(arguments, capsys):
+    assert main(["verify", *arguments]) == 2
+    assert "name one model" in capsys.readouterr().err
+
+
+def test_command_says_what_it_could_not_load(tmp_path, capsys):
+    assert main(["verify", "--model", str(tmp_path)]) == 2
+    assert "tiercache: error: model" in capsys.readouterr().err
