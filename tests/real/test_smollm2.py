@@ -48,9 +48,3 @@ def test_bf16_error_is_that_of_dense_bf16(model, case, reference, record_propert
     record_property("bf16_error_of_dense", noise)
     assert error < NOISE_RATIO * noise
     assert noise < 0.5, "on text dense bf16 is near fp32; otherwise this compares noise with noise"
-
-
-def test_fp32_gradient_is_that_of_dense_fp32(model, case, reference, record_property):
-    error = dense.relative_l2(replay_gradients(copy.deepcopy(model).float(), case), reference)
-    record_property("fp32_error", error)
-    assert error < 1e-5
