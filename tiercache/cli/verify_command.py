@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from tiercache.runtime.codec_parity import CodecParity
     from tiercache.runtime.parity import ParityReport, Rung
 
 app = typer.Typer()
@@ -27,6 +28,12 @@ def verify(
     twin: Annotated[
         bool, typer.Option("--twin", help="Run a tiny model of the same class, not the weights.")
     ] = False,
+    codec: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Also the gradient's error, layer by layer, with pages by this codec."
+        ),
+    ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write what was measured.")
     ] = None,
@@ -55,9 +62,17 @@ def verify(
         console.print(
             "No tokenizer was found: the rows are random tokens, on which rounding is at its largest."
         )
+    result, passed = report.as_dict(), report.passed
+    if codec is not None:
+        from tiercache.runtime.codec_parity import codec_parity
+
+        cost = codec_parity(loaded, codec, tokens=tokens)
+        console.print(_layers(cost))
+        result["codec"] = cost.as_dict()
+        passed = passed and cost.passed
     if json_file is not None:
-        json_file.write_text(json.dumps(report.as_dict(), indent=1) + "\n")
-    if not report.passed:
+        json_file.write_text(json.dumps(result, indent=1) + "\n")
+    if not passed:
         raise typer.Exit(1)
 
 
@@ -73,6 +88,20 @@ def _ladder(report: ParityReport) -> Any:
     table.add_column("run on")
     for rung in report.rungs:
         table.add_row(rung.dtype, *_figures(rung), rung.subject)
+    return table
+
+
+def _layers(cost: CodecParity) -> Any:
+    """A codec's errors, layer by layer."""
+    from rich.table import Table
+
+    table = Table(title=f"Gradient with {cost.codec} against exact pages, {cost.dtype} (relative L2)")
+    table.add_column("parameters of")
+    table.add_column("gradient", justify="right")
+    for name, error in cost.layers.items():
+        table.add_row(name, f"{error:.1e}")
+    table.add_row("all", f"{cost.gradient_error:.1e}")
+    table.add_row("log-probs", f"{cost.logprob_error:.1e}")
     return table
 
 

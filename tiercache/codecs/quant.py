@@ -161,7 +161,7 @@ class E4m3Codec(QuantCodec):
 
 
 class Int8Codec(QuantCodec):
-    """8-bit integers, rounded to nearest: half a step of each group's largest value, 1.94 times smaller."""
+    """8-bit integers by steps that are powers of two, rounded to nearest: half a step wrong, 1.94 times smaller."""
 
     name = "int8"
     format = 1

@@ -103,15 +103,22 @@ struct QuantScale {
 // Between 2^-80 and 2^120 no scale is denormal and no decoded value overflows.
 TC_HD bool is_scalable(u32 most) { return most == 0 || (most >= 0x17800000u && most < 0x7B800000u); }
 
-TC_HD QuantScale scale_by(float largest, float levels) {
+// The smallest step of which `levels` reach `largest`.
+TC_HD QuantScale finest_scale(float largest, float levels) {
   const u16 step = bf16_above(divide(largest, levels));
   return {step, 0, step == 0 ? 0.0f : divide(1.0f, bf16_to_float(step))};
+}
+
+// The smallest such power of two. Decoded values are then exact, and encoding them again gives them back.
+TC_HD QuantScale power_scale(float largest, float levels) {
+  const u32 step = (float_bits(divide(largest, levels)) + 0x7FFFFFu) & 0x7F800000u;
+  return {static_cast<u16>(step >> 16), 0, step == 0 ? 0.0f : divide(1.0f, bits_float(step))};
 }
 
 struct E4m3 {
   static constexpr int kBits = 8;
   static constexpr int kScaleBytes = 2;
-  TC_HD static QuantScale scale(QuantRange range) { return scale_by(bits_float(range.most), 448.0f); }
+  TC_HD static QuantScale scale(QuantRange range) { return power_scale(bits_float(range.most), 448.0f); }
   TC_HD static u32 code(float value, QuantScale scale, u64, u64) {
     return float_to_e4m3(multiply(value, scale.inverse));
   }
@@ -123,7 +130,7 @@ struct E4m3 {
 struct Int8 {
   static constexpr int kBits = 8;
   static constexpr int kScaleBytes = 2;
-  TC_HD static QuantScale scale(QuantRange range) { return scale_by(bits_float(range.most), 127.0f); }
+  TC_HD static QuantScale scale(QuantRange range) { return power_scale(bits_float(range.most), 127.0f); }
   TC_HD static u32 code(float value, QuantScale scale, u64, u64) {
     const i32 nearest = static_cast<i32>(round_even(multiply(value, scale.inverse)));
     return static_cast<u32>(nearest > 127 ? 127 : (nearest < -127 ? -127 : nearest)) & 255u;
@@ -142,7 +149,7 @@ struct Int4 {
     const u32 bits = float_bits(low);
     // Towards minus infinity: negative values grow in magnitude, positive ones shrink.
     const u16 lowest = static_cast<u16>(low < 0.0f ? (bits + 0xFFFFu) >> 16 : bits >> 16);
-    QuantScale made = scale_by(add(unordered(range.high), -bf16_to_float(lowest)), 15.0f);
+    QuantScale made = finest_scale(add(unordered(range.high), -bf16_to_float(lowest)), 15.0f);
     made.lowest = lowest;
     return made;
   }
