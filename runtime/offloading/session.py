@@ -22,7 +22,7 @@ from tiercache.store import TierStore
 
 _NODE = b"saved tensors".ljust(32, b"\0")
 _AHEAD = 4
-# Freed memory goes back to the system each time that an eighth of the budget was freed, within these bounds.
+# Freed memory goes back to the system each time that a quarter of the budget was freed, within these bounds.
 _TRIM_BYTES = (1 << 20, 256 << 20)
 
 
@@ -71,7 +71,7 @@ class Session:
         self.loan = Loan(store, limit_bytes)
         self.order = UnpackOrder(learned)
         self._freed_bytes = 0
-        self._trim_bytes = min(max(store.config.device_bytes // 8, _TRIM_BYTES[0]), _TRIM_BYTES[1])
+        self._trim_bytes = min(max(store.config.device_bytes // 4, _TRIM_BYTES[0]), _TRIM_BYTES[1])
         self.moved_bytes = 0
         self.stored_bytes = 0
 
