@@ -74,16 +74,26 @@ def as_bytes(page: torch.Tensor) -> torch.Tensor:
 
 def pack_bits(flat: torch.Tensor) -> torch.Tensor:
     """Bytes that are 0 or 1, eight to a byte."""
-    if flat.device.type == "cpu":
-        return torch.from_numpy(np.packbits(flat.numpy(), bitorder="little"))
+    if flat.device.type != "cpu":
+        return pack_bits_on_device(flat)
+    return torch.from_numpy(np.packbits(flat.numpy(), bitorder="little"))
+
+
+def unpack_bits(page: torch.Tensor, size: int) -> torch.Tensor:
+    """The `size` bytes that were packed."""
+    if page.device.type != "cpu":
+        return unpack_bits_on_device(page, size)
+    return torch.from_numpy(np.unpackbits(page.numpy(), count=size, bitorder="little"))
+
+
+def pack_bits_on_device(flat: torch.Tensor) -> torch.Tensor:
+    """`pack_bits` in operators that every device has."""
     padded = torch.nn.functional.pad(flat, (0, -flat.numel() % 8)).view(-1, 8)
     weights = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8, device=flat.device)
     return (padded * weights).sum(1, dtype=torch.uint8)
 
 
-def unpack_bits(page: torch.Tensor, size: int) -> torch.Tensor:
-    """The `size` bytes that were packed."""
-    if page.device.type == "cpu":
-        return torch.from_numpy(np.unpackbits(page.numpy(), count=size, bitorder="little"))
+def unpack_bits_on_device(page: torch.Tensor, size: int) -> torch.Tensor:
+    """`unpack_bits` in operators that every device has."""
     shifts = torch.arange(8, dtype=torch.uint8, device=page.device)
     return ((page[:, None] >> shifts) & 1).view(-1)[:size].contiguous()

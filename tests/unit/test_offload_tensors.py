@@ -23,6 +23,12 @@ from offload_steps import (
 from torch import nn
 
 from tiercache.runtime import offload
+from tiercache.runtime.offloading.payload import (
+    pack_bits,
+    pack_bits_on_device,
+    unpack_bits,
+    unpack_bits_on_device,
+)
 
 EVERYTHING = {"min_bytes": 0, "keep_last_bytes": 0}
 
@@ -128,6 +134,15 @@ def test_trap_17_zero_size_and_zero_dimensional_tensors() -> None:
 
 def test_bool_tensors_are_packed_to_bits() -> None:
     assert check_round_trip(lambda: [seeded(64, 125) > 0]) == [64 * 125 // 8]
+
+
+@pytest.mark.parametrize("size", [1, 8, 1003])
+def test_bits_are_the_same_on_every_device(size: int) -> None:
+    flat = (seeded(size) > 0).view(torch.uint8)
+    page = pack_bits(flat)
+    assert torch.equal(pack_bits_on_device(flat), page)
+    assert torch.equal(unpack_bits_on_device(page, size), flat)
+    assert torch.equal(unpack_bits(page, size), flat)
 
 
 def test_integer_tensors_are_compressed_where_it_pays() -> None:
