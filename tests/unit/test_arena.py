@@ -175,7 +175,13 @@ def test_available_memory_is_the_smallest_headroom(tmp_path, groups, files, expe
     assert _core.available_memory(_machine(tmp_path, groups, files)) == expected
 
 
-def test_host_tier_never_asks_for_more_than_there_is():
+def test_host_tier_never_asks_for_more_than_there_is_and_says_so(caplog):
     tier = HostTier(1 << 60)
     assert tier.capacity_bytes <= _core.available_memory() * 1.1
+    assert str(tier.capacity_bytes) in caplog.text
     tier.close()
+
+
+def test_host_tier_within_its_means_says_nothing(caplog):
+    HostTier(1 << 20).close()
+    assert not caplog.text

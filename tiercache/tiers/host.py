@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,6 +11,8 @@ import numpy as np
 from tiercache import _core
 from tiercache.errors import ConfigError, PageStateError, StoreClosedError
 from tiercache.tiers.base import ByteArray, PageMeta, Slot, Tier
+
+_log = logging.getLogger(__name__)
 
 # Share of the memory that is available at open which the arena may take; the rest is for the process itself.
 _AVAILABLE_SHARE = 0.9
@@ -56,6 +59,12 @@ class HostTier(Tier):
             register_cuda=pin,
         )
         self._capacity_bytes = self._arena.capacity_bytes
+        if room_bytes < capacity_bytes:
+            _log.warning(
+                "host tier: budget of %d bytes cut to %d, of what memory cgroups and the machine have left",
+                capacity_bytes,
+                self._capacity_bytes,
+            )
 
     def _open(self) -> _core.Arena:
         if self._arena is None:
