@@ -167,7 +167,8 @@ def _subject(model: nn.Module, adapter: ModelAdapter, whole_model: bool | None) 
 
 
 def _weighted(logps: torch.Tensor, row: Row) -> torch.Tensor:
-    return -(logps * row.data.to(logps)).sum()
+    loss: torch.Tensor = -(logps * row.data.to(logps)).sum()
+    return loss
 
 
 def _dense(model: nn.Module, rows: Sequence[Row]) -> _Result:
@@ -225,7 +226,7 @@ def _rows(vocab_size: int, tokens: torch.Tensor | None) -> list[Row]:
     for middle in (take(7), take(9)):
         for inner in (take(8), take(5)):
             paths += [(len(root), [root, middle, inner, take(n)]) for n in (6, 9)]
-    rows = []
+    rows: list[Row] = []
     for first, pieces in paths:
         ids = torch.cat(pieces)
         weights = (0.2 + torch.rand(len(ids), generator=generator)) * (1 if len(rows) % 2 else -1)
