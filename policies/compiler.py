@@ -92,8 +92,7 @@ def _signature(name: str) -> str:
 def _digest(path: str) -> str:
     folder = Path(__file__).parent
     sources = [
-        folder / "base.py",
-        folder / "kernel.py",
+        *(folder / f"{name}.py" for name in ("base", "books", "compiler", "defaults", "kernel")),
         *sorted((folder / "structures").glob("*.py")),
         Path(path),
     ]
@@ -112,20 +111,25 @@ def build(hooks: Hooks) -> Any:
         "boundscheck": hooks.checked,
     }
     namespace = {**vars(defaults), **vars(kernel)}
+    tag = f"{hooks.name}_{_digest(str(hooks.module.__file__))}" + "_checked" * hooks.checked
+
+    def copied(function: Any) -> Any:
+        # Cached machine code of two policies is linked by name, and the first definition wins: without a name of
+        # its own one policy would run another's parts, and write where only the other has memory.
+        copy = FunctionType(function.__code__, namespace, function.__name__)
+        copy.__module__, copy.__qualname__ = kernel.__name__, f"{function.__name__}_{tag}"
+        return copy
+
     for name in HOOKS:
-        default = getattr(defaults, name)
-        hook = getattr(hooks.module, name, FunctionType(default.__code__, namespace, name))
+        hook = getattr(hooks.module, name, None) or copied(getattr(defaults, name))
         namespace[name] = numba.njit(hook, **options)
         if hooks.checked:
-            namespace[name] = numba.njit(_named(namespace[name], list(HOOKS).index(name)), **options)
+            named = _named(namespace[name], list(HOOKS).index(name))
+            named.__qualname__ = f"{name}_named_{tag}"
+            namespace[name] = numba.njit(named, **options)
     for name in PARTS:
-        part = FunctionType(getattr(kernel, name).__code__, namespace, name)
-        namespace[name] = numba.njit(part, **options)
-    step = FunctionType(kernel.step.__code__, namespace, "step")
-    step.__module__ = kernel.__name__
-    step.__qualname__ = (
-        f"step_{hooks.name}_{_digest(str(hooks.module.__file__))}" + "_checked" * hooks.checked
-    )
+        namespace[name] = numba.njit(copied(getattr(kernel, name)), **options)
+    step = copied(kernel.step)
     try:
         return numba.njit(STEP, cache=True, **{**options, "no_cpython_wrapper": False})(step)
     except numba.core.errors.NumbaError as error:

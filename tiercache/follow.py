@@ -15,7 +15,7 @@ _NEAR = 64
 _MAX_STRAYS = 16
 # Look-ahead fills half of the device: the other half is for what is in use and what is put.
 _AHEAD_SHARE = 2
-_RETRY = 4
+_RETRY = 2
 
 
 class Follower:
@@ -33,7 +33,8 @@ class Follower:
         self._uses: dict[PageKey, list[int]] = {}
         self._at: dict[tuple[Operation, PageKey], list[int]] = {}
         self._cursor = 0
-        self._strays = 0
+        self._num_strays = 0
+        self._stray: tuple[Operation, PageKey] | None = None
         self._ahead = 0
         self._window: deque[tuple[int, int]] = deque()
         self._window_bytes = 0
@@ -67,18 +68,26 @@ class Follower:
         if cursor < len(accesses):
             access = accesses[cursor]
             if access.operation == operation and (access.key is key or access.key == key):
-                self._strays = 0
+                self._num_strays = 0
+                self._stray = (operation, key)
                 self._move_to(cursor + 1, books)
                 return
         books.counts.deviations += 1
+        previous, self._stray = self._stray, (operation, key)
         positions = self._at.get((operation, key), [])
-        index = bisect_left(positions, cursor)
-        if index == len(positions):
+        later = positions[bisect_left(positions, cursor) :]
+        if not later:
             return
-        self._strays += 1
-        if positions[index] - cursor <= _NEAR or self._strays > _MAX_STRAYS:
-            self._strays = 0
-            self._move_to(positions[index] + 1, books)
+        # Of several places where the run may be, the one that the access before this one speaks for.
+        found = next((at for at in later if at and self._is(at - 1, previous)), later[0])
+        self._num_strays += 1
+        if found - cursor <= _NEAR or self._num_strays > _MAX_STRAYS:
+            self._num_strays = 0
+            self._move_to(found + 1, books)
+
+    def _is(self, position: int, made: tuple[Operation, PageKey] | None) -> bool:
+        access = self._accesses[position]
+        return made is not None and (access.operation, access.key) == made
 
     def _move_to(self, cursor: int, books: Books) -> None:
         passed = self._accesses[self._cursor : cursor]

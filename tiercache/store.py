@@ -446,8 +446,9 @@ class TierStore:
             size = entry.num_bytes if entry is not None else 0
             self._trace.add(self._clock.now() - self._start_s, key, operation, size, tier)
         if self._follower.active:
-            self._follower.note(operation, key, self._books)
+            # Look-ahead first: until this access is noted, its page counts as needed now and makes no room.
             self._raise_later(self._follower.look_ahead(self._books, self._demotion.room))
+            self._follower.note(operation, key, self._books)
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
