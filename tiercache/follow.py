@@ -10,8 +10,9 @@ from tiercache.placement import Books
 from tiercache.plan import Access, AccessPlan, Operation
 from tiercache.room import Room
 
-# An access that the plan has a little later is taken for it; one much later only after so many strays.
-_NEAR = 64
+# A stray access moves the run on if it is so near in the plan, if the access before it says so, or after so many.
+_NEAR = 2
+_WINDOW = 64
 _MAX_STRAYS = 16
 # Look-ahead fills half of the device: the other half is for what is in use and what is put.
 _AHEAD_SHARE = 2
@@ -79,9 +80,11 @@ class Follower:
         if not later:
             return
         # Of several places where the run may be, the one that the access before this one speaks for.
-        found = next((at for at in later if at and self._is(at - 1, previous)), later[0])
+        near = (at for at in later if 0 < at <= cursor + _WINDOW)
+        sure = next((at for at in near if self._is(at - 1, previous)), None)
+        found = later[0] if sure is None else sure
         self._num_strays += 1
-        if found - cursor <= _NEAR or self._num_strays > _MAX_STRAYS:
+        if sure is not None or found - cursor <= _NEAR or self._num_strays > _MAX_STRAYS:
             self._num_strays = 0
             self._move_to(found + 1, books)
 

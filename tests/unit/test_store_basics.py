@@ -48,8 +48,16 @@ def test_pages_come_back_from_every_tier(store):
 
 @pytest.mark.parametrize(
     "dtype",
-    [torch.bool, torch.int8, torch.int64, torch.float16, torch.bfloat16, torch.float64, torch.complex64]
-    + [torch.float8_e4m3fn],
+    [
+        torch.bool,
+        torch.int8,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float64,
+        torch.complex64,
+        torch.float8_e4m3fn,
+    ],
 )
 def test_every_dtype_and_stride_comes_back(dtype):
     with small_store(device=2, host=2, disk=64) as store:

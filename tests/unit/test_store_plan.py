@@ -87,9 +87,9 @@ def test_planned_eviction_beats_lru_on_a_scan_back_and_forth():
 
 def test_a_run_that_leaves_its_plan_is_counted_and_served():
     rng = random.Random(1)
-    accesses = [("read", key(rng.randrange(12))) for _ in range(200)]
+    accesses = [("read", key(rng.randrange(40))) for _ in range(200)]
     with small_store(device=4, host=4, disk=64) as store:
-        for n in range(12):
+        for n in range(40):
             store.put(key(n), page(n))
         store.follow(plan_of(*accesses))
         swapped = list(accesses)
@@ -167,7 +167,9 @@ def test_victims_go_down_beside_compute():
     wrote = []
     disk = FaultTier(
         MemoryTier(64 * PAGE, name="disk"),
-        lambda called, num_bytes: wrote.append(threading.current_thread().name) if called == "write" else None,
+        lambda called, num_bytes: (
+            wrote.append(threading.current_thread().name) if called == "write" else None
+        ),
     )
     with small_store(device=8, host=None, disk=disk) as store:
         for n in range(32):
