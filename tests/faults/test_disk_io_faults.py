@@ -262,6 +262,21 @@ def test_many_small_requests_fill_the_queue_and_all_finish(tmp_path):
     tier.close()
 
 
+def test_bandwidth_is_measured(tmp_path):
+    tier = DiskTier(tmp_path, 64 * MIB)
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        slot = put(tier, 1, 8 * MIB)
+        get(tier, slot, 1)
+        tier.free(slot)
+        (drive,) = tier.stats()["drives"]
+        if drive["write_bytes_per_s"] > 0 and drive["read_bytes_per_s"] > 0:
+            break
+    assert 1e6 < drive["write_bytes_per_s"] < 1e12
+    assert 1e6 < drive["read_bytes_per_s"] < 1e12
+    tier.close()
+
+
 def test_a_record_that_could_never_fit_is_refused_at_once(tmp_path):
     tier = DiskTier(tmp_path, 16 * MIB)
     for num_bytes in (16 * MIB, 1 << 40, 1 << 62):

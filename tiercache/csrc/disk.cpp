@@ -11,6 +11,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr std::size_t kInlineBytes =
+    (512 << 10) + 2 * kBlock;  // longest request that its caller carries out itself
+
 Clock::time_point deadline_in(double seconds) {
   return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
@@ -71,7 +74,9 @@ void Disk::open_drive(std::uint32_t drive) {
   rungs_.push_back(engine->name() + (segments_.direct(drive) ? "+direct" : "+buffered") + why);
   if (options_.faults) engine = make_fault_engine(std::move(engine), options_.faults);
   if (options_.log) engine = make_log_engine(std::move(engine), options_.log);
-  drives_.push_back(std::make_unique<Drive>(std::move(engine), options_.depth));
+  // Injected faults and the log see every request, so then none may pass the engine by.
+  const std::size_t inline_bytes = options_.faults || options_.log ? 0 : kInlineBytes;
+  drives_.push_back(std::make_unique<Drive>(std::move(engine), options_.depth, inline_bytes));
 }
 
 double Disk::load(std::uint32_t drive) const {

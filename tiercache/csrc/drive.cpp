@@ -5,6 +5,8 @@
 #include <cstring>
 #include <utility>
 
+#include "drive_state.hpp"
+
 namespace tiercache {
 
 using Clock = std::chrono::steady_clock;
@@ -31,32 +33,6 @@ void Job::finish(std::size_t piece, int code) {
   results_[piece] = code;
   changed_.notify_all();
 }
-
-// Shared by the drive and its thread, so that an abandoned thread still owns what it uses.
-struct Drive::State {
-  State(std::unique_ptr<IoEngine> made, unsigned depth) : engine(std::move(made)), pieces(depth) {
-    for (unsigned i = depth; i > 0; --i) free_slots.push_back(i - 1);
-  }
-
-  bool pop(Piece& next);                           // under the mutex
-  void start(std::unique_lock<std::mutex>& lock);  // moves queued pieces to the engine
-  void complete(const std::vector<IoDone>& done);
-  void finish(std::size_t slot, int code);
-  bool offer_slot(std::size_t slot);
-
-  mutable std::mutex mutex;
-  std::condition_variable idle;
-  std::deque<Piece> reads, writes;
-  bool stopping = false, sleeping = false;
-  DriveStats stats;
-  Clock::time_point read_busy_since, write_busy_since;
-
-  // Of the thread alone.
-  std::unique_ptr<IoEngine> engine;
-  std::vector<Piece> pieces;                     // by slot; the engine points into them
-  std::vector<std::size_t> free_slots, waiting;  // waiting: hold a slot, to be offered (again)
-  std::uint64_t generation = 0, turns = 0;
-};
 
 bool Drive::State::pop(Piece& next) {
   const bool write_turn = reads.empty() || (!writes.empty() && turns % 16 == 15);
@@ -125,7 +101,7 @@ void Drive::State::finish(std::size_t slot, int code) {
 }
 
 // Drops the first `bytes` of the request.
-static void advance(IoRequest& request, std::size_t bytes) {
+void advance(IoRequest& request, std::size_t bytes) {
   request.offset += bytes;
   unsigned kept = 0;
   for (unsigned i = 0; i < request.num_parts; ++i) {
@@ -218,8 +194,11 @@ void Drive::run(const std::shared_ptr<State>& state) {
   }
 }
 
-Drive::Drive(std::unique_ptr<IoEngine> engine, unsigned depth)
-    : state_(std::make_shared<State>(std::move(engine), depth)), engine_name_(state_->engine->name()) {
+Drive::Drive(std::unique_ptr<IoEngine> engine, unsigned depth, std::size_t inline_bytes)
+    : state_(std::make_shared<State>(std::move(engine), depth)),
+      engine_name_(state_->engine->name()),
+      depth_(depth),
+      inline_bytes_(inline_bytes) {
   thread_ = std::thread([state = state_] { run(state); });
 }
 

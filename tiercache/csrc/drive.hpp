@@ -34,6 +34,7 @@ class Job {
 
 struct DriveStats {
   std::uint64_t reads = 0, writes = 0, syncs = 0, read_bytes = 0, written_bytes = 0;
+  std::uint64_t inline_requests = 0, inline_bytes = 0;  // of carry(), beside the counts above
   std::uint64_t short_transfers = 0, errors = 0, full_queues = 0, unknown_completions = 0;
   std::uint64_t queued = 0, in_flight = 0, in_flight_bytes = 0;
   double read_bytes_per_s = 0, write_bytes_per_s = 0;  // measured while busy
@@ -41,7 +42,8 @@ struct DriveStats {
 
 class Drive {
  public:
-  Drive(std::unique_ptr<IoEngine> engine, unsigned depth);
+  // Requests of up to `inline_bytes` may be carried out by their callers, see carry(); 0: none.
+  Drive(std::unique_ptr<IoEngine> engine, unsigned depth, std::size_t inline_bytes);
   // Ends the thread after what is in flight came back; see drain().
   ~Drive();
   Drive(const Drive&) = delete;
@@ -50,6 +52,10 @@ class Drive {
   // Queues one piece of `job`. The request's memory stays valid until that piece has finished. Reads go
   // first; every sixteenth operation is a write when one waits. `id` is set here.
   void offer(const std::shared_ptr<Job>& job, std::size_t piece, const IoRequest& request);
+
+  // Carries a small request out in the calling thread, which waits for it anyway: two changes of thread less.
+  // False when it is too long, `depth` callers are at it already, or the drive ends: offer() it then.
+  bool carry(const std::shared_ptr<Job>& job, std::size_t piece, const IoRequest& request);
 
   // Takes back what is queued but not in flight: those pieces finish with `code`.
   void cancel(const std::shared_ptr<Job>& job, int code);
@@ -76,6 +82,7 @@ class Drive {
 
   std::shared_ptr<State> state_;
   std::string engine_name_;
+  std::size_t depth_, inline_bytes_;
   std::thread thread_;
 };
 

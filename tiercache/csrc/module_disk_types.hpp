@@ -100,6 +100,7 @@ inline nb::dict stats_of(const DriveStats& stats) {
   nb::dict made;
   made["reads"] = stats.reads, made["writes"] = stats.writes, made["syncs"] = stats.syncs;
   made["read_bytes"] = stats.read_bytes, made["written_bytes"] = stats.written_bytes;
+  made["inline_requests"] = stats.inline_requests, made["inline_bytes"] = stats.inline_bytes;
   made["short_transfers"] = stats.short_transfers, made["errors"] = stats.errors;
   made["full_queues"] = stats.full_queues, made["unknown_completions"] = stats.unknown_completions;
   made["queued"] = stats.queued, made["in_flight"] = stats.in_flight;

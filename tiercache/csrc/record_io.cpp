@@ -56,7 +56,8 @@ std::string where(const Segment& segment, std::uint64_t offset) {
 // One job with at most a few bounce buffers in flight. Drains before it goes.
 class Transfer {
  public:
-  Transfer(const RecordPath& path, std::size_t pieces) : path_(path), job_(std::make_shared<Job>(pieces)) {}
+  Transfer(const RecordPath& path, std::size_t pieces)
+      : path_(path), job_(std::make_shared<Job>(pieces)), pieces_(pieces) {}
   ~Transfer() {
     settle();
     for (auto& [piece, buffer] : buffers_) path_.bounce.release(std::move(buffer));
@@ -66,6 +67,7 @@ class Transfer {
 
   void offer(std::size_t piece, const IoRequest& request) {
     offered_.push_back(piece);
+    if (pieces_ == 1 && path_.drive.carry(job_, piece, request)) return;
     path_.drive.offer(job_, piece, request);
   }
 
@@ -121,6 +123,7 @@ class Transfer {
 
   const RecordPath& path_;
   std::shared_ptr<Job> job_;
+  std::size_t pieces_;
   std::deque<std::pair<std::size_t, AlignedMemory>> buffers_;
   std::vector<std::size_t> offered_;
   bool settled_ = false;
