@@ -63,11 +63,10 @@ class WorkerThreads:
                 clock.wait(self._changed, left_s)
 
     def close(self, timeout_s: float) -> bool:
-        """Drops queued jobs and joins the threads; False when one did not end in time."""
+        """Drops queued downward jobs and joins the threads; False when one did not end in time."""
         with self._changed:
             self._closed = True
-            self._up.clear()
-            self._down.clear()
+            self._down.clear()  # jobs upward still run: some end what a copy to a device has pinned
             self._changed.notify_all()
         share_s = timeout_s / max(1, len(self._threads))
         for thread in self._threads:
@@ -78,10 +77,10 @@ class WorkerThreads:
     def _next(self, *, takes_down: bool) -> Job | None:
         with self._changed:
             while True:
-                if self._closed:
-                    return None
                 if self._up:
                     job = self._up.popleft()
+                elif self._closed:
+                    return None
                 elif self._down and takes_down:
                     job = self._down.popleft()
                 else:
