@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from tiercache.codecs import Codec, create_codec
-from tiercache.tiers import DiskTier, PageMeta, Slot
+from tiercache.tiers import PageMeta, Slot
+from tiercache.tiers.disk import DiskTier
 
 _WORKERS = 2
 
