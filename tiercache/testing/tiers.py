@@ -114,11 +114,11 @@ class FileTier(_CountingTier):
             if offset == self._end:
                 self._end += slot.num_bytes
             self._offsets[slot.handle] = offset
-        os.pwrite(self._file, data, offset)
+        os.pwrite(self._file, data.data, offset)
 
     def read(self, slot: Slot, out: ByteArray, meta: PageMeta) -> None:
         """Reads the slot's bytes."""
-        if os.preadv(self._file, [memoryview(out)], self._offsets[slot.handle]) != out.size:
+        if os.preadv(self._file, [out.data], self._offsets[slot.handle]) != out.size:
             raise PageCorruptError(f"{self.name}: short read")
 
     def free(self, slot: Slot) -> None:
