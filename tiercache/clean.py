@@ -65,7 +65,7 @@ class Cleaner:
         if books.closed or short <= 0:
             return None
         for number in books.policies[level].victims(short):
-            entry = books.by_id[number]
+            entry: Entry | None = books.by_id[number]
             if entry is None or entry.is_sum or entry.busy or entry.dead or not entry.visible:
                 continue
             place = entry.valid_place(level)

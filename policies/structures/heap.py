@@ -30,7 +30,8 @@ def heap_words(max_entries: int) -> int:
 @compiled
 def bits(key: float) -> int:
     """The order of non-negative floats as integers."""
-    return np.float64(key).view(np.int64)
+    order: int = np.float64(key).view(np.int64)  # type: ignore[assignment]
+    return order
 
 
 @compiled
@@ -162,5 +163,5 @@ def least_free(R: Any, M: Any) -> int:
             break
     while parked >= 0:
         push_pair(R, M, parked)
-        parked = np.int64(R[parked].next)
+        parked = np.int64(R[parked].next)  # type: ignore[assignment]
     return found

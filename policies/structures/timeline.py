@@ -92,7 +92,8 @@ def top_bit(word: int) -> int:
     if word < 0:
         return 63
     lonely = word & ~(word >> 1)  # no two bits in a row: rounding to a float cannot carry
-    return (np.float64(lonely).view(np.int64) >> 52) - 1023
+    exponent: int = (np.float64(lonely).view(np.int64) >> 52) - 1023  # type: ignore[assignment]
+    return exponent
 
 
 @compiled

@@ -47,6 +47,9 @@ class TreeTrainer:
     """
 
     tree_statistics: tuple[str, ...] = ()
+    model: Any
+    ref_model: Any
+    accelerator: Any
 
     def __init__(
         self, *args: Any, store: Any, replay_options: dict[str, Any] | None = None, **kwargs: Any

@@ -144,8 +144,14 @@ def _tiers(
     from tiercache.policies.spec import Tier
 
     tiers = [
-        Tier(name="device", capacity_bytes=size, policy=name, admission=admission, admission_limit=limit)
-    ]  # type: ignore[arg-type]
+        Tier(
+            name="device",
+            capacity_bytes=size,
+            policy=name,
+            admission=admission,  # type: ignore[arg-type]  # Tier checks the name
+            admission_limit=limit,
+        )
+    ]
     for lower, capacity, policy in parse_below(below):
         speed = speeds.get(lower, Speed(0.0, float("inf")))
         tiers.append(
