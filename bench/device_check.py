@@ -25,7 +25,16 @@ TOTAL_S = 480
 
 def device_tests(folder: Path) -> dict[str, Any]:
     """The suite's device tests. -P: the installed package, not the sources in the working directory."""
-    command = [sys.executable, "-P", "-m", "pytest", str(ROOT / "tests" / "gpu"), "-q", "-p", "no:cacheprovider"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "pytest",
+        str(ROOT / "tests" / "gpu"),
+        "-q",
+        "-p",
+        "no:cacheprovider",
+    ]
     done = subprocess.run([*command, f"--basetemp={folder}/tests"], capture_output=True, text=True, cwd=ROOT)
     return {
         "status": done.returncode,

@@ -87,7 +87,9 @@ class TierStore:
     ) -> None:
         if create_policy is None:
             # Imported here: the policies bring numba along.
-            from tiercache.policies import create_policy
+            from tiercache import policies as shipped
+
+            create_policy = shipped.create_policy
         self.config = config
         self._pid = os.getpid()
         self._clock = clock or Clock()
