@@ -1,0 +1,123 @@
+"""The engine against plain references, access by access, with sizes, costs, leases and removals."""
+
+import numpy as np
+import pytest
+from policy_references import REFERENCES
+
+from tiercache.policies import base
+from tiercache.policies.simulate import Tier, make_policy
+from tiercache.policies.traces import make_trace, with_next_uses
+
+
+def random_trace(seed, count=1500, pages=60, resize=False):
+    """Lookups with popularity, mixed with removals and leases that end."""
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1, 12, pages)
+    costs = rng.uniform(0.1, 5.0, pages)
+    keys, ops, held = [], [], []
+    for _ in range(count):
+        page = int(pages * rng.random() ** 2)
+        draw = rng.random()
+        if draw < 0.04:
+            keys.append(page)
+            ops.append(base.REMOVE)
+            held = [k for k in held if k != page]
+        elif draw < 0.07 and len(held) < 3:
+            keys.append(page)
+            ops.append(base.LEASE)
+            held.append(page)
+        elif draw < 0.11 and held:
+            keys.append(held.pop(0))
+            ops.append(base.RELEASE)
+        else:
+            keys.append(page)
+            ops.append(base.GET)
+    keys = np.array(keys)
+    told = sizes[keys].copy()
+    if resize:
+        told[rng.random(count) < 0.2] += 1
+    return with_next_uses(make_trace(keys, told, costs=costs[keys], ops=ops, resize="each"))
+
+
+def play_reference(kind, trace, capacity):
+    """Which lookups hit, and who was resident after each request."""
+    policy = kind(capacity)
+    hits, states = [], []
+    for now, request in enumerate(trace.requests):
+        k, op, size = int(request["id"]), int(request["op"]), int(request["size"])
+        policy.now = now
+        if op == base.REMOVE:
+            policy.on_remove(k)
+            policy.resident.discard(k)
+            policy.leases.pop(k, None)
+            policy.next_uses[k] = base.NEVER
+        elif op in (base.LEASE, base.RELEASE):
+            policy.leases[k] = policy.leases.get(k, 0) + (1 if op == base.LEASE else -1)
+            policy.next_uses[k] = int(request["next_use"])
+        else:
+            policy.next_uses[k] = int(request["next_use"])
+            found = k in policy.resident
+            hits.append(found)
+            if found:
+                policy.on_hit(k)
+            else:
+                policy.sizes[k], policy.costs[k] = size, float(request["cost"])
+                fetch(policy, k, size)
+        states.append(set(policy.resident))
+    return hits, states
+
+
+def fetch(policy, k, size):
+    if size > policy.capacity or not policy.admit(k):
+        return
+    policy.on_miss(k)
+    need = policy.used + size - policy.capacity
+    leased = policy.bytes_of(r for r in policy.resident if policy.leases.get(r))
+    if need > 0 and policy.used - leased < need:
+        return
+    policy.incoming = k
+    policy.first_round = True
+    while policy.used + size > policy.capacity:
+        victim = policy.victim()
+        policy.first_round = False
+        if victim == k:
+            policy.incoming = None
+            return
+        policy.on_evict(victim)
+        policy.resident.discard(victim)
+    policy.incoming = None
+    policy.on_insert(k)
+    policy.resident.add(k)
+
+
+def play_engine(name, trace, capacity):
+    policy = make_policy(trace, Tier(capacity_bytes=capacity, policy=name))
+    requests = trace.requests.copy()
+    events = np.empty(trace.num_objects + 8, base.REQUEST)
+    states = []
+    for i in range(len(requests)):
+        assert policy.run(requests, events, i, i + 1) == i + 1
+        states.append(set(policy.resident()))
+        policy.check_integrity()
+    return requests["hit"][requests["op"] == base.GET].astype(bool).tolist(), states
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+@pytest.mark.parametrize("seed", range(3))
+def test_every_access_agrees(name, seed):
+    trace = random_trace(seed)
+    capacity = 120 + 40 * seed
+    hits, states = play_reference(REFERENCES[name], trace, capacity)
+    ours, our_states = play_engine(name, trace, capacity)
+    for i, (expected, found) in enumerate(zip(states, our_states, strict=True)):
+        assert expected == found, f"request {i}: {trace.requests[i]}"
+    assert ours == hits
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", REFERENCES)
+@pytest.mark.parametrize("seed", range(100, 140))
+def test_every_access_agrees_on_many_traces(name, seed):
+    trace = random_trace(seed, count=3000, pages=30 + seed % 80)
+    capacity = 60 + 7 * (seed % 40)
+    assert play_reference(REFERENCES[name], trace, capacity)[1] == play_engine(name, trace, capacity)[1]
