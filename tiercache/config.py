@@ -53,7 +53,8 @@ class StoreConfig:
         disk_capacity: budget of the disk tier; needed with a directory and an error without one.
         accelerator: "cuda" or another torch device whose copies run on their own stream; None takes each
             tensor's own device; or a `CopyEngine`.
-        policy: name of the eviction policy.
+        policy: name of the eviction policy, or names by tier ("device", "host"); the lowest tier has none.
+        policy_params: parameters of the policies, by tier.
         codec: one codec for all pages below the device, or codecs by kind of page with "*" for the rest. A
             lossy codec given alone applies to "key", "value" and "state" pages only. Gradient pages refuse
             lossy codecs.
@@ -69,7 +70,8 @@ class StoreConfig:
     disk: Any = None
     disk_capacity: Size | None = None
     accelerator: Any = None
-    policy: str = "planned"
+    policy: str | Mapping[str, str] = "planned"
+    policy_params: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     codec: str | Mapping[str, str] = "raw"
     namespace: bytes = b""
     timeout_s: float = 60.0
@@ -85,6 +87,7 @@ class StoreConfig:
         if isinstance(self.host, int | str):
             parse_size(self.host, "host")
         self._check_disk()
+        self._check_policies()
         if not self.timeout_s > 0:
             raise ConfigError("timeout_s: every wait needs a deadline", got=self.timeout_s, limit="> 0")
         if self.transfer_threads < 1:
@@ -95,6 +98,22 @@ class StoreConfig:
             path = getattr(self, what)
             if path is not None and not Path(path).absolute().parent.is_dir():
                 raise ConfigError(f"{what}: its directory does not exist", got=str(path))
+
+    def policy_of(self, tier: str) -> tuple[str, Mapping[str, Any]]:
+        """Name and parameters of the policy of the tier with this name."""
+        name = self.policy if isinstance(self.policy, str) else self.policy.get(tier, "planned")
+        return name, self.policy_params.get(tier, {})
+
+    def _check_policies(self) -> None:
+        for what in ("policy", "policy_params"):
+            told = getattr(self, what)
+            if not isinstance(told, str | Mapping):
+                raise ConfigError(f"{what}: neither a name nor a table by tier", got=type(told).__name__)
+            unknown = set() if isinstance(told, str) else set(told) - {"device", "host"}
+            if unknown:
+                raise ConfigError(
+                    f"{what}: tiers without a policy", got=sorted(unknown), limit="device, host"
+                )
 
     def _check_disk(self) -> None:
         directories = self.disk_directories

@@ -8,6 +8,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,6 +18,7 @@ from tiercache.clean import Cleaner
 from tiercache.clock import Clock
 from tiercache.codecs import create_codec
 from tiercache.config import Size, StoreConfig
+from tiercache.config_file import read_options
 from tiercache.demote import Demotion
 from tiercache.entry import Entry, PageKey
 from tiercache.errors import (
@@ -47,19 +49,30 @@ from tiercache.writing import Puts, check_page
 Record = list[tuple[Operation, PageKey]]
 
 
-def open_store(device: Size = "8GiB", host: Any = None, disk: Any = None, **options: Any) -> TierStore:
+def open_store(
+    device: Size | None = None,
+    host: Any = None,
+    disk: Any = None,
+    *,
+    config: str | Path | None = None,
+    **options: Any,
+) -> TierStore:
     """A store with these budgets, to be used as a context manager.
 
     Args:
-        device: budget of the device tier, in bytes or as "8GiB"; a budget in RAM without an accelerator.
+        device: budget of the device tier, in bytes or as "8GiB" (the default); in RAM without an accelerator.
         host: budget of the host tier; None or 0 for none.
         disk: directory or directories of the disk tier; None for none.
+        config: file of options (TOML or JSON), as `tiercache tune` writes it; options given here come first.
         options: fields of `StoreConfig`; `disk_capacity` is needed with a directory.
 
     Raises:
         ConfigError: an option that cannot be meant or has no effect.
     """
-    return TierStore(StoreConfig(device=device, host=host, disk=disk, **options))
+    told = read_options(config) if config is not None else {}
+    given = {"device": device, "host": host, "disk": disk}
+    told |= {name: value for name, value in given.items() if value is not None} | options
+    return TierStore(StoreConfig(**told))
 
 
 class TierStore:
@@ -97,7 +110,10 @@ class TierStore:
         codecs = PageCodecs(config.codec, create_codec)
         engines = Engines(config.accelerator)
         chosen = list(tiers) if tiers is not None else create_tiers(config, pin=engines.any_late)
-        policies = [create_policy(config.policy, capacity_bytes=tier.capacity_bytes) for tier in chosen[:-1]]
+        policies = []
+        for tier in chosen[:-1]:
+            name, params = config.policy_of(tier.name)
+            policies.append(create_policy(name, capacity_bytes=tier.capacity_bytes, **params))
         self._follower = Follower(None)
         self._books = Books(
             chosen, [*policies, None], engines, self._clock, lambda key: self._follower.next_use(key)
