@@ -41,7 +41,7 @@ def test_gdsf_ranks_the_missed_page_before_it_makes_room():
 
 def test_a_page_larger_than_the_tier_is_an_error_or_refused():
     trace = make_trace([0, 1], [10, 200])
-    with pytest.raises(TraceError, match="record 1 is larger than tier cache.*200 bytes.*100 bytes"):
+    with pytest.raises(TraceError, match=r"record 1 is larger than tier cache.*200 bytes.*100 bytes"):
         play(trace, "lru", 100)
     assert play(trace, "lru", 100, oversize="refuse").counts.refused == 1
 
