@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
+import sys
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,10 +61,13 @@ def load_hooks(name: str) -> tuple[Hooks, dict[str, Any]]:
 def _load_file(path: Path) -> Hooks:
     from tiercache.policies.compiler import Hooks
 
-    spec = importlib.util.spec_from_file_location(f"tiercache_user_policy_{path.stem}", path)
+    # numba's cache finds the hooks again by their module's name, so it must tell two files apart and be stable.
+    place = hashlib.blake2b(str(path.absolute()).encode(), digest_size=6).hexdigest()
+    spec = importlib.util.spec_from_file_location(f"tiercache_user_policy_{path.stem}_{place}", path)
     if spec is None or spec.loader is None:
         raise PolicyError(f"policy {path}: no Python file")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
     except Exception as error:

@@ -111,7 +111,7 @@ def build(hooks: Hooks) -> Any:
         "boundscheck": hooks.checked,
     }
     namespace = {**vars(defaults), **vars(kernel)}
-    tag = f"{hooks.name}_{_digest(str(hooks.module.__file__))}" + "_checked" * hooks.checked
+    tag = f"{hooks.name}_{_digest(str(hooks.module.__file__))}" + f"_{hooks.module.__name__}" * hooks.checked
 
     def copied(function: Any) -> Any:
         # Cached machine code of two policies is linked by name, and the first definition wins: without a name of
@@ -133,7 +133,7 @@ def build(hooks: Hooks) -> Any:
     try:
         return numba.njit(STEP, cache=True, **{**options, "no_cpython_wrapper": False})(step)
     except numba.core.errors.NumbaError as error:
-        raise _blame(hooks, namespace, error) from error
+        raise _blame(hooks, error) from error
 
 
 def _named(hook: Any, number: int) -> Any:
@@ -147,11 +147,14 @@ def _named(hook: Any, number: int) -> Any:
     return named
 
 
-def _blame(hooks: Hooks, namespace: dict[str, Any], error: Exception) -> PolicyError:
+def _blame(hooks: Hooks, error: Exception) -> PolicyError:
     for name, parameters in HOOKS.items():
+        hook = getattr(hooks.module, name, None)
+        if hook is None:
+            continue
         kinds = (*_META, *[types.int64] * (len(parameters) - 3))
         try:
-            namespace[name].compile(kinds)
+            numba.njit(hook).compile(kinds)
         except numba.core.errors.NumbaError as reason:
             return PolicyError(f"policy {hooks.name}: hook {name} does not compile: {reason}")
     return PolicyError(f"policy {hooks.name} does not compile: {error}")

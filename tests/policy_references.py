@@ -12,6 +12,8 @@ NEVER = 1 << 62
 class Reference:
     """What a policy may know; `order` is a list from the next victim to the last one."""
 
+    over = False  # whether it wants to give up more though there is room
+
     def __init__(self, capacity):
         self.capacity = capacity
         self.sizes = {}
@@ -449,6 +451,194 @@ class Planned(Belady):
         return self.free(sorted(self.arrivals, key=lambda k: -score(k)))
 
 
+class Lirs(Reference):
+    """Stack S, queue Q and ghosts as lists, oldest first."""
+
+    share = 0.3  # a queue that holds more than one page of the traces
+
+    def __init__(self, capacity):
+        super().__init__(capacity)
+        self.stack, self.queue, self.ghosts, self.hot = [], [], [], set()
+        self.queue_limit = max(1, int(self.share * capacity))
+        self.hot_limit = capacity - self.queue_limit
+        self.coming = 0
+        self.as_hot = False
+
+    @property
+    def over(self):
+        return self.bytes_of(self.queue) + self.coming > self.queue_limit
+
+    def admit(self, k):
+        return k in self.ghosts or self.sizes[k] <= min(self.queue_limit, self.hot_limit)
+
+    def touch(self, k):
+        self.stack.remove(k)
+        self.stack.append(k)
+
+    def prune(self):
+        while len(self.stack) > 1 and self.stack[0] not in self.hot:
+            k = self.stack.pop(0)
+            if k in self.ghosts:
+                self.ghosts.remove(k)
+
+    def make_hot_room(self, size):
+        while self.hot and self.bytes_of(self.hot) + size > self.hot_limit:
+            if self.stack[0] not in self.hot:
+                self.prune()
+                if self.stack[0] not in self.hot:
+                    return
+            k = self.stack.pop(0)
+            self.hot.discard(k)
+            self.queue.insert(len(self.queue) if self.sizes[k] <= self.queue_limit else 0, k)
+            self.prune()
+
+    def bound(self, coming):
+        while self.bytes_of(self.stack) > 2 * self.capacity and self.ghosts:
+            self.stack.remove(self.ghosts.pop(0))
+        self.coming = coming
+
+    def on_miss(self, k):
+        if k in self.ghosts:
+            self.ghosts.remove(k)
+            self.touch(k)
+            self.make_hot_room(self.sizes[k])
+            self.as_hot = True
+        else:
+            self.as_hot = self.bytes_of(self.hot) + self.sizes[k] <= self.hot_limit
+        self.bound(0 if self.as_hot else self.sizes[k])
+
+    def on_insert(self, k):
+        if k not in self.stack:
+            self.stack.append(k)
+        if self.as_hot:
+            self.hot.add(k)
+        else:
+            self.queue.append(k)
+        self.bound(0)
+
+    def on_hit(self, k):
+        if k in self.hot:
+            self.touch(k)
+            self.prune()
+        elif k in self.stack:
+            self.touch(k)
+            self.queue.remove(k)
+            self.make_hot_room(self.sizes[k])
+            self.hot.add(k)
+        else:
+            self.queue.remove(k)
+            self.queue.append(k)
+            self.make_hot_room(self.sizes[k])
+            self.stack.append(k)
+        self.bound(0)
+
+    def on_evict(self, k):
+        coming = self.coming if self.over else 0
+        if k in self.queue:
+            self.queue.remove(k)
+            if k in self.stack:
+                self.ghosts.append(k)
+        else:
+            self.stack.remove(k)
+            self.hot.discard(k)
+            self.prune()
+        self.bound(coming)
+
+    def on_remove(self, k):
+        for pages in (self.queue, self.ghosts):
+            if k in pages:
+                pages.remove(k)
+        self.hot.discard(k)
+        if k in self.stack:
+            self.stack.remove(k)
+            self.prune()
+        self.bound(0)
+
+    def victim(self):
+        k = self.free(self.queue)
+        return k if k is not None else self.free([k for k in self.stack if k in self.hot])
+
+
+class WTinyLfu(Reference):
+    def __init__(self, capacity):
+        super().__init__(capacity)
+        self.window, self.probation, self.protected = [], [], []
+        self.counts = {}
+        self.window_limit = int(capacity * 0.01)
+        self.protected_limit = int(0.8 * (capacity - self.window_limit))
+        self.aged = self.uses = self.found = 0
+        self.rate, self.step = 0.0, 0.0625
+        self.candidate = None
+
+    def count(self, k, found):
+        self.counts[k] = min(self.counts.get(k, 0) + 1, 15)
+        self.aged += 1
+        self.uses += 1
+        self.found += found
+        full = 10 * max(len(self.resident), 16)
+        if self.aged >= full:
+            self.counts = {page: n >> 1 for page, n in self.counts.items()}
+            self.aged //= 2
+        if self.uses >= full:
+            self.climb()
+
+    def climb(self):
+        rate = self.found / self.uses
+        change = rate - self.rate
+        step = self.step if change >= 0 else -self.step
+        fresh = 0.0625 if step >= 0 else -0.0625
+        self.step = fresh if abs(change) >= 0.05 else 0.98 * step
+        self.rate, self.uses, self.found = rate, 0, 0
+        c = self.capacity
+        self.window_limit = min(max(self.window_limit + int(step * c), c // 100), c * 4 // 5)
+        self.protected_limit = int(0.8 * (c - self.window_limit))
+
+    def overflow(self, coming):
+        while self.window and self.bytes_of(self.window) + coming > self.window_limit:
+            self.candidate = self.window.pop(0)
+            self.probation.append(self.candidate)
+
+    def on_miss(self, k):
+        self.count(k, 0)
+
+    def on_insert(self, k):
+        self.window.append(k)
+        self.overflow(0)
+
+    def on_hit(self, k):
+        self.count(k, 1)
+        if k in self.window:
+            self.window.remove(k)
+            self.window.append(k)
+        else:
+            (self.probation if k in self.probation else self.protected).remove(k)
+            self.protected.append(k)
+        while self.bytes_of(self.protected) > self.protected_limit and self.protected[0] != k:
+            self.probation.append(self.protected.pop(0))
+
+    def on_evict(self, k):
+        if self.candidate == k:
+            self.candidate = None
+        next(pages for pages in (self.window, self.probation, self.protected) if k in pages).remove(k)
+
+    def on_remove(self, k):
+        if k in self.resident:
+            self.on_evict(k)
+        self.counts.pop(k, None)
+
+    def victim(self):
+        self.overflow(self.sizes[self.incoming] if self.incoming is not None else 0)
+        oldest = self.free(self.probation)
+        if oldest is None:
+            oldest = self.free(self.protected)
+        if oldest is None:
+            return self.free(self.window)
+        k, self.candidate = self.candidate, None
+        if k is None or k == oldest or k not in self.probation or self.leases.get(k):
+            return oldest
+        return oldest if self.counts.get(k, 0) > self.counts.get(oldest, 0) else k
+
+
 REFERENCES = {
     "fifo": Fifo,
     "lru": Lru,
@@ -460,7 +650,9 @@ REFERENCES = {
     "arc": Arc,
     "s3fifo": S3Fifo,
     "s3fifo_2023": S3Fifo2023,
+    "lirs": Lirs,
     "gdsf": Gdsf,
+    "wtinylfu": WTinyLfu,
     "belady": Belady,
     "belady_bypass": BeladyBypass,
     "planned": Planned,

@@ -60,6 +60,9 @@ def play_reference(kind, trace, capacity):
             hits.append(found)
             if found:
                 policy.on_hit(k)
+                policy.leases[k] = policy.leases.get(k, 0) + 1
+                shed(policy)
+                policy.leases[k] -= 1
             else:
                 policy.sizes[k], policy.costs[k] = size, float(request["cost"])
                 fetch(policy, k, size)
@@ -77,12 +80,14 @@ def fetch(policy, k, size):
         return
     policy.incoming = k
     policy.first_round = True
-    while policy.used + size > policy.capacity:
+    while policy.used + size > policy.capacity or policy.over:
         victim = policy.victim()
         policy.first_round = False
         if victim == k:
             policy.incoming = None
             return
+        if victim is None:  # it only wished to give up more
+            break
         policy.on_evict(victim)
         policy.resident.discard(victim)
     policy.incoming = None
@@ -90,8 +95,18 @@ def fetch(policy, k, size):
     policy.resident.add(k)
 
 
+def shed(policy):
+    while policy.over:
+        victim = policy.victim()
+        if victim is None:
+            break
+        policy.on_evict(victim)
+        policy.resident.discard(victim)
+
+
 def play_engine(name, trace, capacity):
-    policy = make_policy(trace, Tier(capacity_bytes=capacity, policy=name))
+    params = {"hir_share": REFERENCES[name].share} if name == "lirs" else {}
+    policy = make_policy(trace, Tier(capacity_bytes=capacity, policy=name, params=params))
     requests = trace.requests.copy()
     events = np.empty(trace.num_objects + 8, base.REQUEST)
     states = []

@@ -81,7 +81,7 @@ def test_tune_finds_what_beats_the_default_and_a_store_opens_with_it(recorded, t
     assert {choice.policy for choice, _ in tuned.table["device"]} <= set(grid)
     assert str(Choice("clock", {"bits": 2}, "ghost")) == "clock(bits=2) + ghost"
     out = tmp_path / "tuned.toml"
-    assert main(["tune", str(recorded), "--device", "150kB", "--host", "400kB", "--out", str(out)]) == 0
+    assert main(["tune", str(recorded), "--device", "150KB", "--host", "400KB", "--out", str(out)]) == 0
     with open_store(config=out) as store:
         assert store.config.policy_of("device")[0] == tuned.tiers[0].policy
 

@@ -157,7 +157,7 @@ def test_next_uses_of_another_trace_are_an_error():
 
 def test_a_key_that_becomes_more_evictable_than_stored_is_found():
     """A page that grows at its hit has a smaller key than the heap holds for it."""
-    trace = make_trace([0, 1, 0, 2], [10, 10, 60, 40], resize="each")
+    trace = make_trace([0, 1, 0, 2], [10, 10, 80, 20], resize="each")
     assert residents(play(trace, "gdsf", 100)) == {1, 2}
 
 
