@@ -1,12 +1,12 @@
 """Policies inside the store: by name and tier, from the tuner's file, and the same victims as the simulator."""
 
+import numpy as np
 import pytest
 import torch
 
 from tiercache import PageKey, StoreConfig, TierStore, open_store
 from tiercache.errors import ConfigError
 from tiercache.policies import base, create_policy
-from tiercache.policies.simulate import Tier, run_tier
 from tiercache.policies.traces import read_trace
 
 PAGE = 4096
@@ -16,18 +16,36 @@ def key(number):
     return PageKey(node=number.to_bytes(32, "little"), layer=0, kind="value")
 
 
-class Watched:
-    """A policy that notes whom it lost by eviction."""
+OPS = {"insert": base.INSERT, "hit": base.HIT, "remove": base.REMOVE}
+OPS |= {"lease": base.LEASE, "release": base.RELEASE, "evict": base.EVICT}
 
-    def __init__(self, policy, evicted):
-        self.policy, self.evicted = policy, evicted
 
-    def evict(self, page, to_tier=-1):
-        self.evicted.append(page)
-        self.policy.evict(page, to_tier)
+class Recorded:
+    """A policy that notes what the store asks of it, as requests of a trace, and what it answered."""
+
+    def __init__(self, policy):
+        self.policy, self.requests, self.answers = policy, [], []
 
     def __getattr__(self, name):
-        return getattr(self.policy, name)
+        call = getattr(self.policy, name)
+        if name not in OPS:
+            return call
+
+        def noted(page, number=-1, cost=1.0):
+            self.requests.append((page, OPS[name], 0, 0, number, -1, cost))
+            arguments = {"insert": (number, cost), "evict": (number,)}.get(name, ())
+            return call(page, *arguments)
+
+        return noted
+
+    def set_next_use(self, page, when):
+        self.requests.append((page, base.NEXT_USE, 0, 0, base.NEVER if when is None else when, -1, 0.0))
+        self.policy.set_next_use(page, when)
+
+    def victims(self, need, incoming=-1):
+        self.requests.append((incoming, base.VICTIMS, 0, 0, need, -1, 0.0))
+        self.answers.append(self.policy.victims(need, incoming))
+        return self.answers[-1]
 
 
 def page_numbers(count=400, pages=24):
@@ -37,17 +55,16 @@ def page_numbers(count=400, pages=24):
         yield (state >> 8) % pages if state & 64 else (state >> 8) % 5
 
 
-@pytest.mark.parametrize("name", ["lru", "fifo", "lfu"])
-def test_the_stores_trace_replays_to_identical_victims(tmp_path, name):
-    """For policies whose choice changes nothing: a hand also moves when the store looks and evicts nobody."""
-    evicted: list[int] = []
+@pytest.mark.parametrize("name", ["lru", "sieve", "planned"])
+def test_what_a_store_did_replays_in_the_simulator_to_identical_victims(tmp_path, name):
+    recorded: list[Recorded] = []
 
     def watched(name, *, capacity_bytes, **params):
-        return Watched(create_policy(name, capacity_bytes=capacity_bytes, **params), evicted)
+        recorded.append(Recorded(create_policy(name, capacity_bytes=capacity_bytes, **params)))
+        return recorded[-1]
 
     path = tmp_path / "run.parquet"
     config = StoreConfig(device=8 * PAGE, host=64 * PAGE, policy=name, trace=path)
-    names: dict[int, int] = {}
     with TierStore(config, create_policy=watched) as store:
         for number in page_numbers():
             if not store.contains(key(number)):
@@ -55,14 +72,20 @@ def test_the_stores_trace_replays_to_identical_victims(tmp_path, name):
             else:
                 with store.read(key(number)):
                     pass
-            names.setdefault(number, len(names))
-        victims = list(evicted)
-    assert len(victims) > 50
-    played = run_tier(
-        read_trace(path), Tier(capacity_bytes=8 * PAGE, policy=name), emit="exclusive", atomic=True
-    )
-    gone = played.events[played.events["op"] == base.PUT]
-    assert gone["id"].tolist() == victims
+        requests, answers = list(recorded[0].requests), list(recorded[0].answers)
+    assert sum(map(len, answers)) > 50
+    trace = read_trace(path)
+    assert trace.num_objects == 24
+    assert (trace.requests["size"] == PAGE).all()
+    replayed = create_policy(name, capacity_bytes=8 * PAGE)
+    told = np.array(requests, base.REQUEST)
+    events = np.empty(2048, base.REQUEST)
+    again = []
+    for i in range(len(told)):
+        assert replayed.run(told, events, i, i + 1) == i + 1
+        if told["op"][i] == base.VICTIMS:
+            again.append(events["id"][: told["hit"][i]].tolist())
+    assert again == answers
 
 
 def test_policies_by_tier_and_their_parameters():
