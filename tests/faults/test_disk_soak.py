@@ -58,7 +58,9 @@ def soak(root: Path, seconds: float) -> None:
     warm = marks[len(marks) // 4 :]
     assert max(rss for rss, *_ in warm) <= warm[0][0] + 16 * MIB
     assert {fds for _, fds, _, _ in warm} == {warm[0][1]}
-    assert {threads for _, _, threads, _ in warm} == {warm[0][2]}
+    assert (
+        max(threads for _, _, threads, _ in warm) <= marks[0][2] + 2
+    )  # io_uring's kernel workers come and go
     assert max(size for *_, size in warm) <= 33 * MIB + (1 << 20)
     assert len(os.listdir(root / "drive0")) <= 9
 
