@@ -24,7 +24,11 @@ TOTAL_S = 480
 
 
 def device_tests(folder: Path) -> dict[str, Any]:
-    """The suite's device tests. -P: the installed package, not the sources in the working directory."""
+    """The suite's device tests.
+
+    -P: the installed package, not the sources in the working directory. -W: other versions of libraries are at home
+    on a device machine, and what they deprecate is not what is tested.
+    """
     command = [
         sys.executable,
         "-P",
@@ -34,6 +38,8 @@ def device_tests(folder: Path) -> dict[str, Any]:
         "-q",
         "-p",
         "no:cacheprovider",
+        "-W",
+        "default",
     ]
     done = subprocess.run([*command, f"--basetemp={folder}/tests"], capture_output=True, text=True, cwd=ROOT)
     return {

@@ -11,6 +11,8 @@ from typing import Any
 import psutil
 import torch
 
+from tiercache import _core
+
 
 def describe_machine() -> dict[str, Any]:
     """Processor, cores, memory, accelerator and versions."""
@@ -22,6 +24,7 @@ def describe_machine() -> dict[str, Any]:
         "processor": names[0] if names else platform.processor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "available_memory_gib": round(_core.available_memory() / 2**30, 1),
         "accelerator": accelerator,
         "kernel": platform.release(),
         "python": platform.python_version(),

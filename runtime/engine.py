@@ -72,7 +72,8 @@ class Engine:
         """How long nodes and visits may be."""
         with self.running(longest_row, self.sums, self.autocast):
             shape = self.shape(self.sums)
-        return choose_limits(self.options, shape, self.store.config.device_bytes)
+        on_host = self.adapter.device.type == "cpu"
+        return choose_limits(self.options, shape, self.store.config.device_bytes, on_host=on_host)
 
     def make_tree(self, rows: Sequence[TokenRow]) -> Tree:
         """The tree of a batch, cut as the options and limits say."""

@@ -158,6 +158,25 @@ def _machine(root: Path, groups: str, files: dict[str, str]) -> str:
         ("0::/a/b\n", {"a/b/memory.max": "900", "a/memory.max": "5000", "a/memory.current": "2000"}, 900),
         ("0::/a\n", {"a/memory.max": "900", "a/memory.current": "901"}, 0),
         ("0::/a\n", {"a/memory.max": "garbage"}, 8000000 * 1024),
+        ("0::/a\n", {"a/memory.max": "0", "a/memory.current": "9"}, 8000000 * 1024),
+        (
+            "0::/a\n",
+            {
+                "a/memory.max": "900",
+                "a/memory.current": "901",
+                "a/memory.stat": "anon 1\ninactive_file 401\n",
+            },
+            400,
+        ),
+        (
+            "4:memory:/x\n",
+            {
+                "memory/x/memory.limit_in_bytes": "900",
+                "memory/x/memory.usage_in_bytes": "800",
+                "memory/x/memory.stat": "inactive_file 1\ntotal_inactive_file 300\n",
+            },
+            400,
+        ),
         (
             "4:memory:/x/y\n1:cpu:/z\n",
             {"memory/x/memory.limit_in_bytes": "7000", "memory/x/memory.usage_in_bytes": "1000"},

@@ -25,11 +25,25 @@ std::optional<std::uint64_t> read_number(const std::string& path) {
   }
 }
 
+// File pages that the kernel drops when the group needs memory; they count as its usage until then.
+std::uint64_t reclaimable(const std::string& group) {
+  std::ifstream file(group + "/memory.stat");
+  std::string name;
+  std::uint64_t value = 0, own = 0;
+  while (file >> name >> value) {
+    if (name == "total_inactive_file") return value;  // v1: with the groups below
+    if (name == "inactive_file") own = value;
+  }
+  return own;
+}
+
 std::uint64_t headroom(const std::string& group, const char* limit_name, const char* usage_name) {
   const auto limit = read_number(group + "/" + limit_name);
-  if (!limit || *limit >= (1ull << 60)) return kUnlimited;
+  // A limit of 0 cannot be meant: a process runs under it.
+  if (!limit || *limit == 0 || *limit >= (1ull << 60)) return kUnlimited;
   const std::uint64_t usage = read_number(group + "/" + usage_name).value_or(0);
-  return *limit > usage ? *limit - usage : 0;
+  const std::uint64_t held = usage - std::min(usage, reclaimable(group));
+  return *limit > held ? *limit - held : 0;
 }
 
 // Walks from the process's own group to the root of the hierarchy.
