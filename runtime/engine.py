@@ -68,8 +68,14 @@ class Engine:
         device = self.adapter.device.type
         return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
+    def refresh(self) -> None:
+        """New stand-ins when the user has exchanged, frozen or thawed parameters."""
+        if not self.sums.matches(self.model):
+            self.sums = ParameterSums(self.model, sum_in_fp32=self.options.sum_in_fp32)
+
     def limits(self, longest_row: int) -> Limits:
         """How long nodes and visits may be."""
+        self.refresh()
         with self.running(longest_row, self.sums, self.autocast):
             shape = self.shape(self.sums)
         on_host = self.adapter.device.type == "cpu"
@@ -89,8 +95,7 @@ class Engine:
 
     def make_step(self, rows: Sequence[TokenRow], statistics: tuple[str, ...] = ()) -> Step:
         """The state of a new step on a batch, on the parameters as they are now."""
-        if not self.sums.matches(self.model):  # the user exchanged, froze or thawed some
-            self.sums = ParameterSums(self.model, sum_in_fp32=self.options.sum_in_fp32)
+        self.refresh()
         tree = self.make_tree(rows)
         window = self.options.window
         return make_step(

@@ -64,7 +64,7 @@ class ParameterSums:
                 "model has no trainable parameters",
                 got=0,
                 limit="at least 1",
-                remedy="set requires_grad on some, or score it through tiercache.runtime.Reference",
+                remedy="set requires_grad on some, or score it through tiercache.runtime.reference.Reference",
             )
 
     def _stand_in(self, index: int, parameter: nn.Parameter) -> torch.Tensor:

@@ -69,6 +69,15 @@ class BranchReplay:
             ParameterChangedError: loss_fn wrote to a parameter.
             After any exception `.grad` is as it was and no page of the step is left.
         """
+        parameters, gradients = self.gradients(rows, loss_fn)
+        _deliver(parameters, gradients)
+        assert self.report is not None
+        return self.report
+
+    def gradients(
+        self, rows: Sequence[Row], loss_fn: LossFn
+    ) -> tuple[list[nn.Parameter], list[torch.Tensor | None]]:
+        """What `backward` would add: the trainable parameters and the gradient of each, None where there is none."""
         checked = check_rows(rows, self.adapter.vocab_size)
         step = self.engine.make_step(checked)
         step.sums.require_some()
@@ -100,10 +109,9 @@ class BranchReplay:
                 step.captured.clear()
                 pages.drop_all()
                 self.store.follow(None)
-            _deliver(sums.parameters, gradients)
         report.loss, report.stall_s = sum(losses), self.store.stats().stall_s - stalled
         self.report = report
-        return report
+        return sums.parameters, gradients
 
     def logprobs(
         self,

@@ -23,6 +23,7 @@ class StepReport:
         seconds: wall time by visit kind, and of "total".
         stall_s: seconds in which a read had to wait.
         gradient_sum_bytes: most bytes of parameter-gradient sums held at once.
+        duplicated_tokens: captured on more ranks than one, each but the first counted; 0 in one process.
     """
 
     loss: float = float("nan")
@@ -34,6 +35,7 @@ class StepReport:
     seconds: dict[str, float] = field(default_factory=dict)
     stall_s: float = 0.0
     gradient_sum_bytes: int = 0
+    duplicated_tokens: int = 0
 
     @contextmanager
     def timed(self, kind: str) -> Iterator[None]:

@@ -110,8 +110,12 @@ class VisitRunner:
     def _gradients(self, step: Step, frame: Frame) -> torch.Tensor:
         return torch.cat([step.gradients[p.node] for p in frame.pieces]).to(self.adapter.device)
 
-    def capture(self, step: Step, store: PageStore, index: int) -> None:
-        """Forward of an inner node: writes its pages, and what pop will need."""
+    def capture(self, step: Step, store: PageStore, index: int) -> torch.Tensor:
+        """Forward of an inner node: writes its pages, and what pop will need.
+
+        Returns:
+            [n, E] last hidden states of the node's terms, without a graph.
+        """
         frame = self.frame(step, store, (index,), "capture")
         captured = CapturedGraph(frame)
         with self._choices() as captured.choices:
@@ -119,6 +123,12 @@ class VisitRunner:
         step.captured[index] = captured
         targets = self.targets(step, frame)
         self._keep_values(step, frame, hidden, targets)
+        return hidden
+
+    def score_hidden(self, step: Step, store: PageStore, index: int, hidden: torch.Tensor) -> None:
+        """Values of a node's terms from their last hidden states [n, E], without a forward."""
+        frame = self.frame(step, store, (index,), "score")
+        self._keep_values(step, frame, hidden, self.targets(step, frame))
 
     def _choices(self) -> AbstractContextManager[Choices]:
         return recorded_choices(self.adapter.model, self.adapter.layers, enabled=self.debug)

@@ -20,6 +20,7 @@ TierCacheError
 ├── ModelRefusedError                 a model whose gradient would be silently wrong
 ├── SavedTensorChangedError (RuntimeError)  a tensor saved for backward was changed in place
 ├── ParameterChangedError             weights changed between capture and pop
+├── RankFailedError (RuntimeError)    another rank failed in this step
 └── LossError (ValueError)            loss_fn returned something that is no loss
 """
 
@@ -132,6 +133,10 @@ class ParameterChangedError(TierCacheError):
 
 class SavedTensorChangedError(TierCacheError, RuntimeError):
     """A tensor that was saved for backward was changed in place since."""
+
+
+class RankFailedError(TierCacheError, RuntimeError):
+    """Another rank failed in this step; names the rank and its error."""
 
 
 class LossError(TierCacheError, ValueError):
