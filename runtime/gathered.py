@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -35,7 +35,7 @@ class Gathered:
         seen = set()
         for parameter in model.parameters():
             if isinstance(parameter, DTensor):
-                whole = parameter.detach().full_tensor()
+                whole = cast(DTensor, parameter.detach()).full_tensor()
                 self._whole[id(parameter)] = nn.Parameter(whole, requires_grad=parameter.requires_grad)
             if parameter.requires_grad and id(parameter) not in seen:
                 self.owned.append(parameter)

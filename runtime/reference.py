@@ -54,7 +54,7 @@ class Reference:
     def __init__(self, model: nn.Module, store: Any, *, max_prompts: int = 1024, **options: Any) -> None:
         self.model, self.store, self.max_prompts = model, store, max_prompts
         self.adapter = create_adapter(model)
-        given = {"prefix_activations": "recompute", **options}  # nothing is popped
+        given = {**options, "prefix_activations": "recompute"}  # nothing is popped
         self.engine = Engine(model, self.adapter, store, ReplayOptions(**given))
         self.report: StepReport | None = None
         self.reused_tokens = 0

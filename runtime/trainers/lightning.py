@@ -13,7 +13,7 @@ from lightning.pytorch.plugins.precision import Precision
 from tiercache.runtime.offloading import offload
 
 
-class TierCallback(Callback):  # type: ignore[misc]
+class TierCallback(Callback):
     """Lets a store keep what autograd saves in `training_step`: `Trainer(callbacks=[TierCallback(store)])`.
 
     Works beside any precision plugin. Gradients are bit for bit those without it.
@@ -42,7 +42,7 @@ class TierCallback(Callback):  # type: ignore[misc]
         vars(pl_module).pop("training_step", None)
 
 
-class TierPrecision(Precision):  # type: ignore[misc]
+class TierPrecision(Precision):
     """The same as a plugin of full precision: `Trainer(plugins=[TierPrecision(store)])`.
 
     Args:

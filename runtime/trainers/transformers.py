@@ -12,7 +12,7 @@ from transformers import TrainerCallback
 from tiercache.runtime.offloading import offload
 
 
-class TierCallback(TrainerCallback):  # type: ignore[misc]
+class TierCallback(TrainerCallback):
     """Lets a store keep what autograd saves in the model's forward: `Trainer(..., callbacks=[TierCallback(store)])`.
 
     Any model, any loss that the forward computes. Gradients are bit for bit those without the callback.

@@ -21,6 +21,7 @@ from trl.trainer.utils import use_adapter
 
 from tiercache.errors import ConfigError
 from tiercache.runtime.adapters.base import without_peft
+from tiercache.runtime.reference import Reference
 from tiercache.runtime.replay import BranchReplay
 from tiercache.runtime.report import StepReport
 from tiercache.runtime.trainers.fused_head import IGNORED, Scorer, TreeHead
@@ -37,10 +38,13 @@ class TreeTrainer:
         *args: of the trainer.
         store: a `tiercache.TierStore`; stays the caller's to close.
         replay_options: fields of `ReplayOptions` for the policy and, gradients aside, the reference.
+        reference_prompts: prompts of a reference model whose pages stay in the store from step to step; of use
+            when prompts come again. Give the store a disk tier for them.
         **kwargs: of the trainer.
 
     Attributes:
         replay: of the policy; `replay.report` says what its last step did.
+        reference: of a reference model of its own, else None.
 
     Raises:
         ConfigError: names an option that is not supported.
@@ -52,7 +56,12 @@ class TreeTrainer:
     accelerator: Any
 
     def __init__(
-        self, *args: Any, store: Any, replay_options: dict[str, Any] | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        store: Any,
+        replay_options: dict[str, Any] | None = None,
+        reference_prompts: int = 0,
+        **kwargs: Any,
     ) -> None:
         config = kwargs.get("args") or next((a for a in args if hasattr(a, "learning_rate")), None)
         refuse(config, ANYWHERE)
@@ -65,28 +74,29 @@ class TreeTrainer:
             **(replay_options or {}),
         }
         self._waiting: list[tuple[Any, MicroBatch]] = []
-        self.replay, self._head = self._attach(self.model)
-        self._reference_head = self._head
+        causal = self._causal(self.model)
+        self.replay = BranchReplay(causal, store, **self.tree_options)
+        self._reference_head = self._attach(causal, self.replay)
+        self.reference: Reference | None = None
         if getattr(self, "ref_model", None) is not None:
-            _, self._reference_head = self._attach(self.ref_model)
+            causal = self._causal(self.ref_model)
+            self.reference = Reference(causal, store, max_prompts=reference_prompts, **self.tree_options)
+            self._reference_head = self._attach(causal, self.reference)
 
-    def _attach(self, model: Any) -> tuple[BranchReplay, TreeHead]:
-        causal = without_peft(self.accelerator.unwrap_model(model))
-        if (
-            getattr(model, "active_peft_config", None) is not None
-            and model.active_peft_config.is_prompt_learning
-        ):
+    def _causal(self, model: Any) -> Any:
+        """The causal LM inside accelerate's and PEFT's wrappers."""
+        adapters = getattr(model, "active_peft_config", None)
+        if adapters is not None and adapters.is_prompt_learning:
             raise ConfigError(
-                f"peft_config: {type(model.active_peft_config).__name__} prepends virtual tokens",
+                f"peft_config: {type(adapters).__name__} prepends virtual tokens",
                 remedy="use LoRA or another adapter of weights",
             )
-        replay = BranchReplay(causal, self.tree_store, **self.tree_options)
+        return without_peft(self.accelerator.unwrap_model(model))
 
-        def choose() -> Scorer:
-            return replay
-
-        head = TreeHead(causal, choose, statistics=self.tree_statistics, autocast=self.accelerator.autocast)
-        return replay, head
+    def _attach(self, causal: Any, scorer: Scorer) -> TreeHead:
+        return TreeHead(
+            causal, lambda: scorer, statistics=self.tree_statistics, autocast=self.accelerator.autocast
+        )
 
     @property
     def step_report(self) -> StepReport | None:

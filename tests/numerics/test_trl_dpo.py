@@ -69,3 +69,12 @@ def test_a_step_is_one_tree(folder, store):
     mine, _ = run(folder, TierDPOTrainer, steps=1, given=given, gradient_accumulation_steps=16)
     assert mine.step_report.num_rows == 32
     assert mine.step_report.captured_tokens == 8 * tiny_trl.PROMPT_TOKENS
+
+
+def test_reference_pages_are_read_in_the_second_step(folder, tmp_path):
+    with open_store(device="8MiB", disk=tmp_path, disk_capacity="64MiB") as store:
+        given = {"store": store, "replay_options": PROMPTS_SHARED, "reference_prompts": 64}
+        # 32 rows a step: both steps have all 8 prompts
+        mine, _ = run(folder, TierDPOTrainer, steps=2, given=given, gradient_accumulation_steps=16)
+        assert mine.reference.reused_tokens == 8 * tiny_trl.PROMPT_TOKENS
+        assert mine.reference.report.captured_tokens == 0
