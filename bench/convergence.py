@@ -1,6 +1,6 @@
 """Does it learn the same? GRPO on a task that a tiny model can learn: dense, exact and detached prefix gradients.
 
-A prompt is a marker and noise; a completion's reward is the share of its tokens that have the marker's parity. The
+A prompt's tokens are all even or all odd; a completion's reward is the share of its tokens of the same parity. The
 answer therefore lies in the prompt, and how the prompt is represented is what the prefix gradient trains. Every
 contender starts from the same weights and samples with the same random numbers; the detached run also measures, along
 its way, how far its gradient is from the exact one at the same weights.
@@ -26,7 +26,7 @@ from tiercache.runtime import BranchReplay
 CONTENDERS = ("dense", "exact", "detached")
 VOCAB, PROMPT, COMPLETION = 32, 32, 6
 PROMPTS, GENERATIONS = 4, 8
-LEARNING_RATE = 3e-3
+LEARNING_RATE = 1e-3
 ERROR_EVERY = 10
 
 
@@ -50,7 +50,8 @@ def build(seed: int) -> Any:
 @torch.no_grad()
 def sample(model: Any, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows [N, T] of prompts and completions, and the rewards [N] of the completions."""
-    prompts = torch.randint(VOCAB, (PROMPTS, PROMPT), generator=generator)
+    parity = torch.randint(2, (PROMPTS, 1), generator=generator)
+    prompts = 2 * torch.randint(VOCAB // 2, (PROMPTS, PROMPT), generator=generator) + parity
     rows = prompts.repeat_interleave(GENERATIONS, dim=0)
     for _ in range(COMPLETION):
         chances = model(input_ids=rows, use_cache=False, logits_to_keep=1).logits[:, -1].softmax(-1)
