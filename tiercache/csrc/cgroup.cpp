@@ -1,9 +1,12 @@
 // available_memory(): the limits of every cgroup above this process.
 #include <algorithm>
-#include <fstream>
+#include <charconv>
+#include <cstdio>
 #include <limits>
 #include <optional>
-#include <sstream>
+#include <string>
+#include <string_view>
+#include <system_error>
 
 #include "memory.hpp"
 
@@ -12,29 +15,53 @@ namespace {
 
 constexpr std::uint64_t kUnlimited = std::numeric_limits<std::uint64_t>::max();
 
+// A whole small file; nullopt when it cannot be read. C's own functions, not streams: a stream's number
+// parsing needs locale facets, which do not match where a process has loaded two C++ libraries (seen with one
+// build of torch).
+std::optional<std::string> read_text(const std::string& path) {
+  std::FILE* file = std::fopen(path.c_str(), "re");
+  if (!file) return std::nullopt;
+  std::string text;
+  char buffer[4096];
+  while (const std::size_t count = std::fread(buffer, 1, sizeof buffer, file)) text.append(buffer, count);
+  std::fclose(file);
+  return text;
+}
+
+std::optional<std::uint64_t> parse_number(std::string_view text) {
+  while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
+  std::uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end == text.data()) return std::nullopt;
+  return value;
+}
+
 // The number in a file; "max" and v1's huge default both mean no limit.
 std::optional<std::uint64_t> read_number(const std::string& path) {
-  std::ifstream file(path);
-  std::string word;
-  if (!(file >> word)) return std::nullopt;
-  if (word == "max") return kUnlimited;
-  try {
-    return std::stoull(word);
-  } catch (const std::exception&) {
-    return std::nullopt;
+  const auto text = read_text(path);
+  if (!text) return std::nullopt;
+  if (text->starts_with("max")) return kUnlimited;
+  return parse_number(*text);
+}
+
+// The number behind `name` at the beginning of a line.
+std::optional<std::uint64_t> number_of(const std::string& text, std::string_view name) {
+  std::size_t at = 0;
+  while (at < text.size()) {
+    const std::size_t end = std::min(text.find('\n', at), text.size());
+    const std::string_view line(text.data() + at, end - at);
+    if (line.starts_with(name)) return parse_number(line.substr(name.size()));
+    at = end + 1;
   }
+  return std::nullopt;
 }
 
 // File pages that the kernel drops when the group needs memory; they count as its usage until then.
 std::uint64_t reclaimable(const std::string& group) {
-  std::ifstream file(group + "/memory.stat");
-  std::string name;
-  std::uint64_t value = 0, own = 0;
-  while (file >> name >> value) {
-    if (name == "total_inactive_file") return value;  // v1: with the groups below
-    if (name == "inactive_file") own = value;
-  }
-  return own;
+  const auto text = read_text(group + "/memory.stat");
+  if (!text) return 0;
+  const auto all = number_of(*text, "total_inactive_file ");  // v1: with the groups below
+  return all ? *all : number_of(*text, "inactive_file ").value_or(0);
 }
 
 std::uint64_t headroom(const std::string& group, const char* limit_name, const char* usage_name) {
@@ -59,24 +86,20 @@ std::uint64_t headroom_of_ancestors(const std::string& mount, std::string path, 
 }
 
 std::uint64_t mem_available(const std::string& root) {
-  std::ifstream file(root + "proc/meminfo");
-  std::string line;
-  while (std::getline(file, line)) {
-    std::istringstream words(line);
-    std::string name;
-    std::uint64_t kibibytes = 0;
-    if (words >> name >> kibibytes && name == "MemAvailable:") return kibibytes * 1024;
-  }
-  return kUnlimited;
+  const auto text = read_text(root + "proc/meminfo");
+  const auto kibibytes = text ? number_of(*text, "MemAvailable:") : std::nullopt;
+  return kibibytes ? *kibibytes * 1024 : kUnlimited;
 }
 
 }  // namespace
 
 std::uint64_t available_memory(const std::string& root) {
   std::uint64_t smallest = mem_available(root);
-  std::ifstream groups(root + "proc/self/cgroup");
-  std::string line;
-  while (std::getline(groups, line)) {
+  const std::string groups = read_text(root + "proc/self/cgroup").value_or("");
+  for (std::size_t at = 0; at < groups.size();) {
+    const std::size_t end = std::min(groups.find('\n', at), groups.size());
+    const std::string line = groups.substr(at, end - at);
+    at = end + 1;
     const auto first = line.find(':'), second = line.find(':', first + 1);
     if (first == std::string::npos || second == std::string::npos) continue;
     const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
