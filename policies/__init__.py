@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tiercache.errors import PolicyError
+from tiercache.policies.errors import PolicyError
 
 if TYPE_CHECKING:
     from tiercache.policies.compiler import Hooks

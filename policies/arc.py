@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tiercache.errors import PolicyError
 from tiercache.policies.base import (
     CAPACITY,
     FLOATS,
@@ -26,6 +25,7 @@ from tiercache.policies.base import (
     tail,
     unlink,
 )
+from tiercache.policies.errors import PolicyError
 
 T1, T2, B1, B2 = 1, 2, 3, 4
 GHOST_HIT = WORDS  # 0, or the ghost list that the missed page was in

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tiercache.errors import PolicyError
 from tiercache.policies.base import WORDS, push, tail, unlink
+from tiercache.policies.errors import PolicyError
 
 QUEUE = 1
 LIMIT = WORDS  # greatest count

@@ -20,8 +20,8 @@ from typing import Any
 import numba
 from numba import types
 
-from tiercache.errors import PolicyError
 from tiercache.policies import base, defaults, kernel
+from tiercache.policies.errors import PolicyError
 
 HOOKS: dict[str, tuple[str, ...]] = {
     "on_insert": ("R", "M", "F", "k", "now"),

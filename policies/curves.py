@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tiercache.errors import TraceError
 from tiercache.policies.base import GET, compiled
+from tiercache.policies.errors import TraceError
 from tiercache.policies.simulate import Progress, run_tier
 from tiercache.policies.spec import Tier
 from tiercache.policies.traces.base import Trace

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from tiercache.errors import PolicyError
 from tiercache.policies import base
 from tiercache.policies.compiler import HOOKS, Hooks, build, explain
+from tiercache.policies.errors import PolicyError
 from tiercache.policies.structures import timeline
 
 EMPTY = np.empty(0, base.REQUEST)

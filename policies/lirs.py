@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tiercache.errors import PolicyError
 from tiercache.policies.base import (
     CAPACITY,
     OVER,
@@ -28,6 +27,7 @@ from tiercache.policies.base import (
     tail,
     unlink,
 )
+from tiercache.policies.errors import PolicyError
 
 Q, GHOSTS = 1, 2  # resident HIR pages; ghosts of S in order of eviction
 S_HEAD, S_TAIL, S_BYTES, LIR_BYTES, LIR_LIMIT, HIR_LIMIT, AS_LIR = range(WORDS, WORDS + 7)

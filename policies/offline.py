@@ -15,8 +15,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from tiercache.errors import TraceError
 from tiercache.policies.base import GET, LEASE, NEVER, RELEASE, TAKE
+from tiercache.policies.errors import TraceError
 from tiercache.policies.traces.base import Trace, with_next_uses
 
 Weight = Literal["requests", "bytes", "cost"]

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from tiercache.errors import ConfigError
+from tiercache.policies.errors import ConfigError
 
 TIERS = ("device", "host", "disk")
 

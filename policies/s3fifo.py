@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tiercache.errors import PolicyError
 from tiercache.policies.base import CAPACITY, WORDS, last_free, list_bytes, list_count, push, tail, unlink
+from tiercache.policies.errors import PolicyError
 
 SMALL, MAIN, GHOST = 1, 2, 3
 SMALL_BYTES, MAIN_BYTES, GHOST_BYTES, THRESHOLD, CURRENT, REFUSE, GHOST_HIT, EVICTED = range(WORDS, WORDS + 8)

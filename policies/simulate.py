@@ -15,9 +15,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from tiercache.errors import PolicyError, TraceError
 from tiercache.policies import base, load_hooks
 from tiercache.policies.engine import OnlinePolicy
+from tiercache.policies.errors import PolicyError, TraceError
 from tiercache.policies.spec import ADMISSIONS, Counts, Tier
 from tiercache.policies.traces.base import Trace, with_next_uses
 

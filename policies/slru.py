@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tiercache.errors import PolicyError
 from tiercache.policies.base import CAPACITY, WORDS, compiled, last_free, list_bytes, push, tail, unlink
+from tiercache.policies.errors import PolicyError
 
 SEGMENTS = WORDS
 SEGMENT_BYTES = WORDS + 1

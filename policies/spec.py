@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tiercache.errors import PolicyError
+from tiercache.policies.errors import PolicyError
 
 Admission = Literal["always", "second_hit", "size", "ghost"]
 ADMISSIONS: dict[str, int] = {"always": 0, "second_hit": 1, "size": 2, "ghost": 3}

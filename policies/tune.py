@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tiercache.errors import TraceError
 from tiercache.policies.curves import sample_ids
+from tiercache.policies.errors import TraceError
 from tiercache.policies.profiles import Speed
 from tiercache.policies.simulate import Result, simulate
 from tiercache.policies.spec import Admission, Tier

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tiercache.errors import PolicyError
 from tiercache.policies.base import CAPACITY, WORDS, last_free, list_bytes, push, tail, unlink
+from tiercache.policies.errors import PolicyError
 
 A1IN, AM, A1OUT = 1, 2, 3
 IN_BYTES, OUT_BYTES, GHOST_HIT = WORDS, WORDS + 1, WORDS + 2

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tiercache.errors import PolicyError
 from tiercache.policies.base import (
     CAPACITY,
     COUNT,
@@ -29,6 +28,7 @@ from tiercache.policies.base import (
     tail,
     unlink,
 )
+from tiercache.policies.errors import PolicyError
 
 WINDOW, PROBATION, PROTECTED = 1, 2, 3
 WINDOW_BYTES, PROTECTED_BYTES, CANDIDATE, EPOCH, AGED, SAMPLE, ADAPTIVE, USES, FOUND = range(WORDS, WORDS + 9)

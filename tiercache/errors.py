@@ -26,41 +26,32 @@ TierCacheError
 
 from __future__ import annotations
 
+from tiercache.policies.errors import ConfigError, PolicyError, TierCacheError, TraceError
 
-class TierCacheError(Exception):
-    """Base of every error that tiercache raises on purpose.
-
-    Args:
-        what: the operation and the key or field it was about.
-        got: what was found.
-        limit: what would have been accepted.
-        remedy: what the caller can do.
-    """
-
-    def __init__(
-        self, what: str, *, got: object = None, limit: object = None, remedy: str | None = None
-    ) -> None:
-        self.what = what
-        self.got = got
-        self.limit = limit
-        self.remedy = remedy
-        parts = [what]
-        if got is not None:
-            parts.append(f"got {got}")
-        if limit is not None:
-            parts.append(f"limit {limit}")
-        text = "; ".join(parts)
-        if remedy is not None:
-            text += f". {remedy[0].upper()}{remedy[1:]}"
-        self.message = text
-        super().__init__(text)
-
-    def __str__(self) -> str:
-        return self.message
-
-
-class ConfigError(TierCacheError, ValueError):
-    """An argument or option that cannot be meant."""
+__all__ = [
+    "CodecError",
+    "ConfigError",
+    "InputError",
+    "LossError",
+    "ModelRefusedError",
+    "PageCorruptError",
+    "PageMissingError",
+    "PageStateError",
+    "ParameterChangedError",
+    "PlanError",
+    "PolicyError",
+    "RankFailedError",
+    "SavedTensorChangedError",
+    "StoreClosedError",
+    "StoreError",
+    "StoreForkedError",
+    "StoreLockedError",
+    "StoreTimeoutError",
+    "TierCacheError",
+    "TierFullError",
+    "TierIOError",
+    "TraceError",
+]
 
 
 class InputError(TierCacheError, ValueError):
@@ -111,16 +102,8 @@ class CodecError(TierCacheError, ValueError):
     """Bytes or tensors that a codec cannot take."""
 
 
-class PolicyError(TierCacheError, ValueError):
-    """A policy's hook or parameter is wrong."""
-
-
 class PlanError(TierCacheError, ValueError):
     """An access plan or hardware plan that cannot be carried out."""
-
-
-class TraceError(TierCacheError, ValueError):
-    """A trace that cannot be read."""
 
 
 class ModelRefusedError(TierCacheError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tiercache.errors import TraceError
+from tiercache.policies.errors import TraceError
 from tiercache.policies.traces.base import Sizes, Trace, make_trace, with_next_uses
 from tiercache.policies.traces.binary import (
     read_oracle_general,

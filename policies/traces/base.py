@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from tiercache.errors import TraceError
 from tiercache.policies.base import GET, HIT, NEVER, REMOVE, REQUEST, TAKE
+from tiercache.policies.errors import TraceError
 
 Sizes = Literal["error", "each", "last"]
 UNKNOWN = -1  # next use: not known

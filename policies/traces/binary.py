@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from tiercache.errors import TraceError
 from tiercache.policies import base
 from tiercache.policies.base import NEVER
+from tiercache.policies.errors import TraceError
 from tiercache.policies.traces.base import UNKNOWN, Sizes, Trace, make_trace, with_next_uses
 from tiercache.policies.traces.files import read_bytes
 

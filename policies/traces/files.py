@@ -6,7 +6,7 @@ import gzip
 import lzma
 from pathlib import Path
 
-from tiercache.errors import TraceError
+from tiercache.policies.errors import TraceError
 
 PACKED = (".gz", ".xz", ".zst")
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from tiercache.errors import TraceError
 from tiercache.policies.base import GET, LEASE, NEVER, RELEASE
+from tiercache.policies.errors import TraceError
 from tiercache.policies.traces.base import UNKNOWN, Sizes, Trace, make_trace
 from tiercache.policies.traces.files import read_bytes
 
