@@ -32,12 +32,15 @@ _WORDS = (
 )  # fmt: skip
 
 
+def _totals(policy: OnlinePolicy) -> tuple[list[int], list[float]]:
+    m = [int(policy.M[word]) for word in _WORDS]
+    return m, [float(policy.F[word]) for word in (base.COST_HIT, base.COST_MISS)]
+
+
 def _counts(policy: OnlinePolicy, before: tuple[list[int], list[float]]) -> Counts:
-    m = [int(policy.M[word]) - old for word, old in zip(_WORDS, before[0], strict=True)]
-    f = [
-        float(policy.F[word]) - old
-        for word, old in zip((base.COST_HIT, base.COST_MISS), before[1], strict=True)
-    ]
+    after = _totals(policy)
+    m = [now - old for now, old in zip(after[0], before[0], strict=True)]
+    f = [now - old for now, old in zip(after[1], before[1], strict=True)]
     return Counts(*m[:4], *f, *m[4:])
 
 
@@ -142,18 +145,20 @@ def run_tier(
             progress(reached - done)
         done = reached
         if done == warmup:
-            before = (
-                [int(policy.M[w]) for w in _WORDS],
-                [float(policy.F[w]) for w in (base.COST_HIT, base.COST_MISS)],
-            )
+            before = _totals(policy)
     counts = _counts(policy, before)
-    told = np.concatenate(pieces) if emit else None
-    times = None if told is None else told["next_use"].copy()
-    if told is not None:
-        told["next_use"] = -1
-        told["cost"] = np.nan
-        told["tag"] = 0
+    told, times = _next_trace(pieces) if emit else (None, None)
     return Played(counts, requests["hit"].astype(bool), policy, told, times)
+
+
+def _next_trace(pieces: list[npt.NDArray[Any]]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+    """The events as the next tier's requests, and when each happened: the engine tells it as the next use."""
+    told = np.concatenate(pieces)
+    times = told["next_use"].copy()
+    told["next_use"] = -1
+    told["cost"] = np.nan
+    told["tag"] = 0
+    return told, times
 
 
 def _check_sizes(trace: Trace, tier: Tier) -> None:

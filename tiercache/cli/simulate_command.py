@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tiercache.policies.simulate import Result
     from tiercache.policies.spec import Tier
     from tiercache.policies.traces import Trace
@@ -80,9 +82,6 @@ def simulate(
     plot: Annotated[Path | None, typer.Option(help="Write miss-ratio curves as PNG.")] = None,
 ) -> None:
     """Play a trace against policies: miss ratios, bytes moved, stall, the offline optimum and regret."""
-    from rich.console import Console
-    from rich.progress import Progress
-
     from tiercache.config import parse_size
     from tiercache.policies import load_hooks
     from tiercache.policies.profiles import read_profile
@@ -95,41 +94,45 @@ def simulate(
         loaded = with_next_uses(loaded)  # a recorded trace knows its own future
     capacities = [parse_size(text.strip(), "capacity") for text in capacity.split(",")]
     skipped = split_warmup(loaded, warmup)
+
+    def play(name: str, size: int, progress: Callable[[int], None]) -> Result:
+        tiers = _tiers(name, size, below, admission, admission_limit, speeds)
+        timed = profile is not None
+        return _play(loaded, tiers, demotion, oversize, skipped, sample, speeds, timed, progress)
+
+    rows = _sweep(names, capacities, play, lambda size: _bounds(loaded, size, skipped), len(loaded) * sample)
+    _print(rows, len(loaded), loaded.num_objects, profile is not None or below is not None)
+    if json_file is not None:
+        head = {"trace": str(trace), "requests": len(loaded), "pages": loaded.num_objects}
+        json_file.write_text(json.dumps({**head, "results": rows}, indent=1))
+    if plot is not None:
+        _plot(rows, plot, trace.name)
+
+
+def _sweep(
+    names: list[str],
+    capacities: list[int],
+    play: Callable[[str, int, Callable[[int], None]], Result],
+    bounds_at: Callable[[int], dict[str, Any]],
+    num_requests: float,
+) -> list[dict[str, Any]]:
+    """Figures of every policy at every capacity, beside the offline optimum."""
+    from rich.console import Console
+    from rich.progress import Progress
+
     rows = []
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True) as bar:
-        task = bar.add_task("simulating", total=len(names) * len(capacities) * len(loaded) * sample)
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("simulating", total=len(names) * len(capacities) * num_requests)
         for size in capacities:
             for name in names:
-                tiers = _tiers(name, size, below, admission, admission_limit, speeds)
-                played = _play(
-                    loaded,
-                    tiers,
-                    demotion,
-                    oversize,
-                    skipped,
-                    sample,
-                    speeds,
-                    profile is not None,
-                    lambda count: bar.advance(task, count),
-                )
+                played = play(name, size, lambda count: bar.advance(task, count))
                 rows.append(_row(name, size, played))
-        bounds = {size: _bounds(loaded, size, skipped) for size in capacities}
+        bounds = {size: bounds_at(size) for size in capacities}
     for row in rows:
         bound = bounds[row["capacity_bytes"]]
         row |= {f"optimum_{key}": value for key, value in bound.items()}
         row["regret"] = row["miss_ratio"] - bound["miss_ratio"]
-    _print(rows, len(loaded), loaded.num_objects, profile is not None or below is not None)
-    if json_file is not None:
-        document = {
-            "trace": str(trace),
-            "requests": len(loaded),
-            "pages": loaded.num_objects,
-            "results": rows,
-        }
-        json_file.write_text(json.dumps(document, indent=1))
-    if plot is not None:
-        _plot(rows, plot, trace.name)
+    return rows
 
 
 def _tiers(
