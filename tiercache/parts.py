@@ -1,0 +1,134 @@
+"""The parts of a store, made from its options and closed together."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tiercache.accesses import Accesses
+from tiercache.clean import Cleaner
+from tiercache.clock import Clock
+from tiercache.codecs import create_codec
+from tiercache.config import StoreConfig
+from tiercache.demote import Demotion
+from tiercache.discards import Discards
+from tiercache.entrance import Entrance
+from tiercache.entry import PageKey
+from tiercache.errors import StoreClosedError, StoreTimeoutError
+from tiercache.lending import Loans
+from tiercache.opening import create_tiers, io_of
+from tiercache.payload import PageCodecs
+from tiercache.placement import Books
+from tiercache.promote import Promotion
+from tiercache.reading import Leases
+from tiercache.stats import Stats
+from tiercache.streams import Engines
+from tiercache.sums import Sums
+from tiercache.threads import WorkerThreads
+from tiercache.tiers.base import Tier
+from tiercache.trace import AccessTrace, Timeline
+from tiercache.transfer import Transfer
+from tiercache.writing import Puts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a store hands its work on to; each part says what it does."""
+
+    books: Books
+    threads: WorkerThreads
+    promotion: Promotion
+    puts: Puts
+    leases: Leases
+    sums: Sums
+    discards: Discards
+    loans: Loans
+    accesses: Accesses
+    entrance: Entrance
+    recorders: tuple[AccessTrace | Timeline, ...]
+
+    def stats(self) -> Stats:
+        """What the store did so far; a copy."""
+        books = self.books
+        with books.changed:
+            counts = copy.deepcopy(books.counts)
+            counts.pages = sum(entry.visible for entry in books.table.values())
+            counts.bytes_capacity = {tier.name: tier.capacity_bytes for tier in books.tiers}
+            counts.bytes_used = {tier.name: tier.used_bytes for tier in books.tiers}
+            counts.io = "" if books.closed else io_of(books.tiers)
+            return counts
+
+    def close(self, timeout_s: float) -> None:
+        """Ends transfers, threads and tiers, drops every page and writes the records. Once only.
+
+        Raises:
+            StoreTimeoutError: a thread was still blocked in a copy at the deadline.
+        """
+        books, clock = self.books, self.books.clock
+        deadline = clock.now() + timeout_s
+        joined = self.threads.close(timeout_s)
+        with books.changed:
+            for entry in [entry for entry in books.by_id if entry is not None]:
+                if entry.rise is not None and not entry.rise.started:
+                    self.promotion.abandon(entry, entry.rise, StoreClosedError("the store was closed"))
+            while any(books.transient) and clock.now() < deadline:
+                clock.wait(books.changed, deadline - clock.now())
+            ended = joined and not any(books.transient)
+            books.forget_all()
+        if not ended:
+            raise StoreTimeoutError("close: a copy did not end", remedy="its tiers are left as they are")
+        for tier in books.tiers:
+            tier.close()
+        for recorder in self.recorders:
+            recorder.save()
+
+
+def create_parts(
+    config: StoreConfig,
+    tiers: Sequence[Tier] | None,
+    create_policy: Callable[..., Any],
+    clock: Clock,
+    on_bug: Callable[[BaseException], None],
+) -> Parts:
+    """The parts of a new store; `on_bug` is given what a worker thread's job raised."""
+    start_s = clock.now()
+    codecs = PageCodecs(config.codec, create_codec)
+    engines = Engines(config.accelerator)
+    chosen = list(tiers) if tiers is not None else create_tiers(config, pin=engines.any_late)
+    policies = []
+    for tier in chosen[:-1]:
+        name, params = config.policy_of(tier.name)
+        policies.append(create_policy(name, capacity_bytes=tier.capacity_bytes, **params))
+
+    def next_use(key: PageKey) -> int | None:
+        return accesses.next_use(key)
+
+    books = Books(chosen, [*policies, None], engines, clock, next_use)
+    threads = WorkerThreads(config.transfer_threads, on_bug)
+    timeline = Timeline(config.timeline, start_s) if config.timeline is not None else None
+    trace = AccessTrace(config.trace) if config.trace is not None else None
+    namespace = hashlib.blake2b(config.namespace, digest_size=32).digest()
+    transfer = Transfer(books, codecs, threads, namespace, timeline)
+    demotion = Demotion(transfer)
+    room, timeout_s = demotion.room, config.timeout_s
+    promotion = Promotion(transfer, room)
+    accesses = Accesses(transfer, room, promotion, trace, start_s, timeout_s)
+    books.on_publish = Cleaner(transfer, demotion, timeout_s).poke
+    leases, loans = Leases(books, room, promotion, timeout_s), Loans(books, room)
+    discards = Discards(books)
+    return Parts(
+        books=books,
+        threads=threads,
+        promotion=promotion,
+        puts=Puts(transfer, codecs, demotion, timeout_s),
+        leases=leases,
+        sums=Sums(transfer, room, promotion, timeout_s),
+        discards=discards,
+        loans=loans,
+        accesses=accesses,
+        entrance=Entrance(books, leases, loans, discards, accesses),
+        recorders=tuple(recorder for recorder in (trace, timeline) if recorder is not None),
+    )
