@@ -51,7 +51,7 @@ def test_grpo_over_left_padded_logprobs(name):
 
 @pytest.mark.parametrize("name", ["gemma2", "gpt_oss", "deepseek_v3"])
 def test_detached(name):
-    _compare(name, "one_level", "detached", "layer_inputs")
+    assert _distance(name, "one_level", "detached", "layer_inputs") < _limit(name)
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gpt_neox"])
@@ -66,11 +66,11 @@ def test_fp32(name):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_whole_product(name, mode, activations):
-    for tree in trees.NAMES:
-        _compare(name, tree, mode, activations)
+    distances = {tree: _distance(name, tree, mode, activations) for tree in trees.NAMES}
+    assert all(distance < _limit(name) for distance in distances.values()), distances
 
 
-def _compare(name, tree, mode, activations):
+def _distance(name, tree, mode, activations):
     model, case = _model(name), trees.make_case(tree)
     options = {"prefix_gradient": mode, "prefix_activations": activations}
     cuts = None
@@ -78,4 +78,4 @@ def _compare(name, tree, mode, activations):
         with replay_of(model, case, **options) as replay:
             cuts = cuts_of(replay, case.rows)
     want = dense.weighted_gradients(model, case.rows, cuts)
-    assert dense.relative_l2(replay_gradients(model, case, **options), want) < _limit(name)
+    return dense.relative_l2(replay_gradients(model, case, **options), want)

@@ -63,8 +63,13 @@ def test_unchecked_the_gradient_would_be_silently_wrong(name):
 
 
 def test_dropout_passes_in_evaluation_mode_or_when_sharing_is_meant():
-    _construct(model_zoo.build("dropout").eval())
-    _construct(model_zoo.build("hidden_dropout"), share_dropout=True)
+    """And the proof, which runs without it, gives the model back as it was."""
+    evaluated = _construct(model_zoo.build("dropout").eval()).model
+    assert not evaluated.training
+    assert evaluated.model.layers[0].self_attn.attention_dropout == 0.1
+    shared = _construct(model_zoo.build("hidden_dropout"), share_dropout=True).model
+    assert shared.gpt_neox.emb_dropout.training
+    assert shared.gpt_neox.emb_dropout.p == 0.1
 
 
 def test_auxiliary_losses_are_refused():

@@ -21,6 +21,8 @@ SIZES = st.sampled_from([4, PAGE // 2, PAGE, 2 * PAGE])
 
 
 class StoreMachine(RuleBasedStateMachine):
+    num_closed = 0
+
     @initialize(
         device=st.integers(2, 5),
         host=st.sampled_from([None, 2, 3]),
@@ -41,6 +43,7 @@ class StoreMachine(RuleBasedStateMachine):
                 lease.release()
             self.store.close()
             assert set(self.store.stats().bytes_used.values()) == {0}
+            StoreMachine.num_closed += 1
 
     @rule(n=NUMBERS, size=SIZES, value=st.integers(0, 1000), own=st.booleans())
     def put(self, n, size, value, own):
@@ -161,4 +164,6 @@ TestStoreMachine = StoreMachine.TestCase
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_store_machine_for_long():
+    before = StoreMachine.num_closed
     run_state_machine_as_test(StoreMachine, settings=settings(_SETTINGS, max_examples=2000))
+    assert StoreMachine.num_closed - before >= 2000, "stores that were used and left empty"
