@@ -90,6 +90,8 @@ class Books:
         """Ends what a dead entry no longer needs, then its id."""
         if not entry.dead:
             return
+        if self.closed and not self.by_id:  # all were forgotten while this one's thread was waking up
+            return
         for level, place in enumerate(entry.places):
             if place is not None and place.valid and place.pins == 0:
                 self.vacate(entry, level)

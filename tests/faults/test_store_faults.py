@@ -6,9 +6,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 from pages import PAGE, grad, is_page, key, page, small_store
 
 from tiercache import open_store
+from tiercache.entry import Entry
 from tiercache.errors import (
     ConfigError,
     PageCorruptError,
@@ -229,6 +231,20 @@ def test_closing_wakes_who_waits():
         with pytest.raises((StoreClosedError, TierFullError)):
             second.result(30).release()
     lease.release()
+
+
+def test_a_thread_that_wakes_after_close_gives_up_what_was_forgotten():
+    """Its page failed, and burying it finds that closing has forgotten every page already."""
+    store = small_store()
+    books = store._books
+    entry = Entry(key(1), torch.float32, (4,), torch.device("cpu"), len(books.tiers))
+    with books.changed:
+        books.enter(entry)
+    store.close()
+    with books.changed:
+        books.bury(entry)
+        assert entry.dead
+        assert books.by_id == []
 
 
 def test_a_forked_child_is_told_and_touches_nothing():
