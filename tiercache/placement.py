@@ -87,8 +87,9 @@ class Books:
         self.settle(entry)
 
     def settle(self, entry: Entry) -> None:
-        """Ends what a dead entry no longer needs, then its id."""
+        """After a change of an entry: wakes those who wait for it, and ends what a dead one no longer needs."""
         if not entry.dead:
+            self.notify()
             return
         if self.closed and not self.by_id:  # all were forgotten while this one's thread was waking up
             return
