@@ -251,15 +251,15 @@ def test_a_thread_that_wakes_after_close_gives_up_what_was_forgotten():
 def test_who_waits_for_a_page_wakes_when_its_change_ends(end):
     """The last event of a promotion or a sum is the end of its state; without a wake-up there it took the deadline."""
     with small_store(device=4) as store:
-        store.accumulate(key(1), grad(1))
+        store.accumulate(grad(1), page(1))
         books = store._books
         with books.changed:
-            entry = books.table[key(1)]
+            entry = books.table[grad(1)]
             entry.rise, entry.busy = (Rise(0), False) if end == "rise" else (None, True)
             if entry.rise is not None:
                 entry.rise.started = True
         with ThreadPoolExecutor(1) as pool:
-            adding = pool.submit(store.accumulate, key(1), grad(1))
+            adding = pool.submit(store.accumulate, grad(1), page(1))
             while not books._waiting:
                 time.sleep(0.001)
             with books.changed:
@@ -268,7 +268,7 @@ def test_who_waits_for_a_page_wakes_when_its_change_ends(end):
             start_s = time.monotonic()
             adding.result(30)
             assert time.monotonic() - start_s < 10
-        store.take(key(1))
+        assert torch.equal(store.take(grad(1)), page(2))
 
 
 def test_a_forked_child_is_told_and_touches_nothing():
