@@ -50,7 +50,16 @@ class Room:
                     continue
                 if isinstance(victim, int):
                     continue
-            self._demote(victim, level, deadline)
+            try:
+                self._demote(victim, level, deadline)
+            except TierFullError:
+                # Nothing below can take it. A copy that write-behind made, or is about to finish, can go.
+                with books.changed:
+                    if self._drop_a_spare(level):
+                        continue
+                    if not self._may_change(level):
+                        raise
+                    books.wait(deadline, what)
 
     def acquire_at_once(self, level: int, num_bytes: int, not_before: int | None = None) -> Place | None:
         """Room that is free or that dropping copies gives, or None; the lock is held.
@@ -130,6 +139,16 @@ class Room:
             assert place is not None
             books.pin(loaded, place, level, copy=True)
         return loaded
+
+    def _drop_a_spare(self, level: int) -> bool:
+        """Ends one copy of a page that lies elsewhere too; False when there is none."""
+        for entry in self._books.by_id:
+            if entry is None or (place := entry.valid_place(level)) is None or place.pins:
+                continue
+            if self._is_spare(entry, level):
+                self._books.vacate(entry, level, self._spare_level(entry, level))
+                return True
+        return False
 
     def _victims(self, level: int, num_bytes: int) -> list[Entry]:
         books = self._books
