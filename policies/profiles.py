@@ -29,7 +29,10 @@ USUAL = {
 
 
 def read_profile(path: str | Path | None) -> dict[str, Speed]:
-    """Speeds by tier: {"tiers": {"host": {"latency_s": s, "read_bytes_per_s": n}, ...}}; what is absent is usual.
+    """Speeds by tier from a profile file, as `tiercache profile` writes it; what it does not name is usual.
+
+    Of the file only {"tiers": {"host": {"read_latency_s": s, "read_bytes_per_s": n}, ...}} is read, so a few lines
+    written by hand will do; "source" there is what no tier holds.
 
     Raises:
         ConfigError: the file is no such JSON, or a figure is not positive.
@@ -40,18 +43,20 @@ def read_profile(path: str | Path | None) -> dict[str, Speed]:
         told = json.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(f"profile {path}: cannot be read", got=error) from error
+    tiers = told.get("tiers") if isinstance(told, dict) else None
+    if not isinstance(tiers, dict):
+        raise ConfigError(f"profile {path}: no table of tiers", remedy="write it with tiercache profile")
     speeds = dict(USUAL)
-    tiers = told.get("tiers", told) if isinstance(told, dict) else {}
     for name, figures in tiers.items():
         if name not in speeds or not isinstance(figures, dict):
-            continue
-        rate = figures.get("read_bytes_per_s", figures.get("bytes_per_s", speeds[name].bytes_per_s))
-        latency = figures.get("latency_s", figures.get("read_latency_s", speeds[name].latency_s))
+            raise ConfigError(f"profile {path}: tier {name}", got=figures, limit=", ".join(speeds))
+        rate = figures.get("read_bytes_per_s", speeds[name].bytes_per_s)
+        latency = figures.get("read_latency_s", speeds[name].latency_s)
         if not (
             isinstance(rate, int | float) and rate > 0 and isinstance(latency, int | float) and latency >= 0
         ):
             raise ConfigError(
-                f"profile {path}: tier {name}", got=figures, limit="latency_s >= 0, bytes_per_s > 0"
+                f"profile {path}: tier {name}", got=figures, limit="read_latency_s >= 0, read_bytes_per_s > 0"
             )
         speeds[name] = Speed(float(latency), float(rate))
     return speeds

@@ -88,7 +88,7 @@ def test_tune_finds_what_beats_the_default_and_a_store_opens_with_it(recorded, t
 
 def test_a_profile_overrides_the_usual_speeds(tmp_path):
     path = tmp_path / "profile.json"
-    path.write_text(json.dumps({"tiers": {"disk": {"latency_s": 1e-3, "read_bytes_per_s": 1e9}}}))
+    path.write_text(json.dumps({"tiers": {"disk": {"read_latency_s": 1e-3, "read_bytes_per_s": 1e9}}}))
     speeds = read_profile(path)
     assert speeds["disk"].latency_s == 1e-3
     assert speeds["host"] == USUAL["host"]
