@@ -50,7 +50,6 @@ class Engine:
         self.runner = VisitRunner(
             adapter,
             self.head,
-            keep=options.prefix_activations,
             share_dropout=options.share_dropout,
             debug=options.debug,
         )
@@ -106,6 +105,7 @@ class Engine:
             graph=self.store.new_graph(),
             dtype=self.dtype,
             max_visit_tokens=self.limits(tree.longest_row).max_visit_tokens,
+            kept=self.options.prefix_activations,
             sums=self.sums,
             autocast=self.autocast,
             statistics=statistics,
@@ -136,7 +136,10 @@ class Engine:
         state = self.adapter.identity() + modes + str(self.autocast).encode()
         if self._shape is None or self._shape[0] != state:
             with torch.random.fork_rng(enabled=self.options.share_dropout):
-                self._shape = (state, probe_shape(self.runner, self.dtype, sums))
+                self._shape = (
+                    state,
+                    probe_shape(self.runner, self.dtype, sums, self.options.prefix_activations),
+                )
             release_free_memory(self.adapter.device)
         return self._shape[1]
 

@@ -8,8 +8,8 @@ from typing import Literal
 from tiercache.errors import ConfigError
 
 PrefixGradient = Literal["exact", "detached"] | int
-PrefixActivations = Literal["layer_inputs", "recompute", "attention"]
-PREFIX_ACTIVATIONS = ("layer_inputs", "recompute", "attention")
+PrefixActivations = Literal["layer_inputs", "recompute", "attention", "all"]
+PREFIX_ACTIVATIONS = ("layer_inputs", "recompute", "attention", "all")
 
 DEFAULT_MIN_SHARED_TOKENS = 256
 DEFAULT_HEAD_BYTES = 48 << 20
@@ -23,8 +23,9 @@ class ReplayOptions:
         prefix_gradient: "exact", "detached" (ancestors' pages and boundary states are constants; shared
             scored tokens still get their own terms), or a window w: keys and values more than w tokens before
             the nearest branch are constants for every later node.
-        prefix_activations: what capture leaves in the store for pop: "layer_inputs", nothing ("recompute"), or
-            layer inputs and each layer's attention output and log-sum-exp ("attention").
+        prefix_activations: what capture leaves in the store for pop: "layer_inputs", nothing ("recompute"),
+            layer inputs and each layer's attention output and log-sum-exp ("attention"), or all that backward
+            needs, so that pop runs no second forward ("all").
         max_node_tokens: longest node; from the device budget by default.
         max_visit_tokens: most tail tokens replayed together, and the longest tail.
         max_visit_bytes: the same as a bound of a visit's activations; 1.5 times the device budget by default.

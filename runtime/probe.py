@@ -14,6 +14,7 @@ from tiercache.entry import PageKey
 from tiercache.plan import Operation
 from tiercache.runtime.frame import LayerSpec
 from tiercache.runtime.kernels import accumulator_dtype
+from tiercache.runtime.options import PrefixActivations
 from tiercache.runtime.params import ParameterSums
 from tiercache.runtime.schedule import VisitKind
 from tiercache.runtime.step import Step, make_step
@@ -139,7 +140,7 @@ def probe_tree() -> Tree:
     return Tree(nodes, [2, 3], {2: 2 * _TOKENS, 3: _TOKENS})
 
 
-def _probe_step(dtype: torch.dtype, sums: ParameterSums) -> Step:
+def _probe_step(dtype: torch.dtype, sums: ParameterSums, kept: PrefixActivations) -> Step:
     tree = probe_tree()
     ends = NodeTerms(np.array([_TOKENS - 1]), np.array([1]), np.array([True]))
     none = NodeTerms(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.bool_))
@@ -152,16 +153,17 @@ def _probe_step(dtype: torch.dtype, sums: ParameterSums) -> Step:
         graph=1,
         dtype=dtype,
         max_visit_tokens=_TOKENS,
+        kept=kept,
         sums=sums,
     )
 
 
-def probe_shape(runner: Any, dtype: torch.dtype, sums: ParameterSums) -> Shape:
+def probe_shape(runner: Any, dtype: torch.dtype, sums: ParameterSums, kept: PrefixActivations) -> Shape:
     """Runs the probe's visits through a `VisitRunner`, whose model is on its stand-ins and attached.
 
     `sums` holds nothing of the probe's gradients afterwards.
     """
-    step, store = _probe_step(dtype, sums), _Recorder()
+    step, store = _probe_step(dtype, sums, kept), _Recorder()
     events: dict[VisitKind, tuple[Event, ...]] = {}
 
     def visit(kind: VisitKind, node: int, run: Callable[[], None]) -> None:
@@ -173,13 +175,15 @@ def probe_shape(runner: Any, dtype: torch.dtype, sums: ParameterSums) -> Shape:
     runner.capture(step, store, 0)
     visit("capture", 1, lambda: runner.capture(step, store, 1))
     visit("score", 3, lambda: runner.score(step, store, (3,)))
-    kept = _KeptBytes()
-    with torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda tensor: tensor):
+    activations = _KeptBytes()
+    with torch.autograd.graph.saved_tensors_hooks(activations.pack, lambda tensor: tensor):
         visit("replay", 3, lambda: runner.replay(step, store, (3,), None))
     runner.replay(step, store, (2,), None)
     visit("pop", 1, lambda: runner.pop(step, store, 1))
     sums.clear()
-    return Shape(tuple(runner.adapter.router.specs.values()), events, max(1, kept.num_bytes // _TOKENS))
+    return Shape(
+        tuple(runner.adapter.router.specs.values()), events, max(1, activations.num_bytes // _TOKENS)
+    )
 
 
 def _event(access: tuple[Operation, PageKey, int], own: bytes, above: bytes) -> Event:

@@ -10,12 +10,14 @@ import torch
 
 from tiercache.runtime.frame import Frame
 from tiercache.runtime.kernels import accumulator_dtype
+from tiercache.runtime.options import PrefixActivations
 from tiercache.runtime.params import ParameterSums
 from tiercache.runtime.routing import Choices
 from tiercache.runtime.rows import TokenRow
 from tiercache.runtime.saved_tensors import LayerInputs
 from tiercache.runtime.terms import Terms
 from tiercache.runtime.tree import Tree
+from tiercache.runtime.whole_graph import WholeGraph
 
 RandomStates = tuple[torch.Tensor, torch.Tensor | None]
 
@@ -26,14 +28,14 @@ class CapturedGraph:
 
     Attributes:
         frame: of the capture; the pop runs under the same one.
-        inputs: layer inputs in the store, when the graph was kept.
+        inputs: what puts the graph's tensors into the store, when the graph was kept.
         hidden: [n, E] last hidden states of the node's terms: with their graph when it was kept, alone when
             the node is a constant, None when pop recomputes them.
         choices: of experts, kept in debug mode.
     """
 
     frame: Frame
-    inputs: LayerInputs | None = None
+    inputs: LayerInputs | WholeGraph | None = None
     hidden: torch.Tensor | None = None
     choices: Choices = field(default_factory=dict)
 
@@ -54,6 +56,7 @@ class Step:
         statistics: columns of `STATISTICS` wanted beside each value.
         columns: [n, S] of them for each node's terms, on the host.
         max_visit_tokens: most tail tokens replayed together.
+        kept: for each node, what its capture leaves in the store for its pop.
         sums: stand-ins that the visits' graphs lead to, and the sums of their gradients.
         versions: of the parameters when the step began.
         captured: graphs of captured nodes that are not popped yet.
@@ -68,6 +71,7 @@ class Step:
     values: list[torch.Tensor]
     gradients: list[torch.Tensor]
     max_visit_tokens: int
+    kept: list[PrefixActivations]
     sums: ParameterSums
     versions: tuple[int, ...]
     autocast: torch.dtype | None = None
@@ -90,11 +94,12 @@ def make_step(
     graph: int,
     dtype: torch.dtype,
     max_visit_tokens: int,
+    kept: PrefixActivations,
     sums: ParameterSums,
     autocast: torch.dtype | None = None,
     statistics: tuple[str, ...] = (),
 ) -> Step:
-    """A step at its beginning; `dtype` is the model's."""
+    """A step at its beginning; `dtype` is the model's, `kept` what every capture leaves for pop."""
     values = [torch.zeros(len(t), dtype=accumulator_dtype(dtype)) for t in terms.of_node]
     gradients = [torch.zeros_like(v) for v in values]
     digests = chain_digests(tree, namespace)
@@ -107,6 +112,7 @@ def make_step(
         values,
         gradients,
         max_visit_tokens,
+        [kept] * len(tree.nodes),
         sums,
         sums.versions(),
         autocast=autocast,

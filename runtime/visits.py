@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from itertools import chain
 
 import torch
 
@@ -12,10 +13,10 @@ from tiercache.runtime.checkpointing import checkpointed, own_checkpointing_off
 from tiercache.runtime.frame import Ancestor, Frame, PageStore, Piece
 from tiercache.runtime.head import ChunkedHead
 from tiercache.runtime.memory import release_free_memory
-from tiercache.runtime.options import PrefixActivations
 from tiercache.runtime.routing import Choices, check_choices, recorded_choices
 from tiercache.runtime.saved_tensors import LayerInputs
 from tiercache.runtime.step import CapturedGraph, Step, needs_graph
+from tiercache.runtime.whole_graph import WholeGraph
 
 
 class VisitRunner:
@@ -24,7 +25,6 @@ class VisitRunner:
     Args:
         adapter: of the model.
         head: its vocabulary projection.
-        keep: what capture leaves in the store for pop, as `ReplayOptions.prefix_activations` says.
         share_dropout: the model draws random numbers; every later run of a node repeats those of its first.
         debug: compare recomputed pages with captured ones.
     """
@@ -34,13 +34,11 @@ class VisitRunner:
         adapter: ModelAdapter,
         head: ChunkedHead,
         *,
-        keep: PrefixActivations,
         share_dropout: bool,
         debug: bool,
     ) -> None:
         self.adapter, self.head = adapter, head
-        self.keep, self.share_dropout, self.debug = keep, share_dropout, debug
-        self.keep_graph = keep != "recompute"
+        self.share_dropout, self.debug = share_dropout, debug
 
     def frame(self, step: Step, store: PageStore, nodes: tuple[int, ...], phase: str) -> Frame:
         """The frame of a visit of `nodes`, which share a parent."""
@@ -53,7 +51,9 @@ class VisitRunner:
             Ancestor(step.digests[a], tree.nodes[a].start, len(tree.nodes[a].tokens), a not in step.constants)
             for a in tree.path(nodes[0])[:-1]
         ]
-        keep_attention = self.keep == "attention" and phase == "capture" and needs_graph(step, nodes[0])
+        keep_attention = (
+            step.kept[nodes[0]] == "attention" and phase == "capture" and needs_graph(step, nodes[0])
+        )
         return Frame(
             store, step.graph, pieces, ancestors, self.adapter.device, phase, keep_attention, self.debug
         )
@@ -136,9 +136,8 @@ class VisitRunner:
     def _capture(self, step: Step, store: PageStore, captured: CapturedGraph) -> torch.Tensor:
         """[n, E] last hidden states without a graph; what pop needs of one goes into `captured`."""
         frame, index = captured.frame, captured.frame.pieces[0].node
-        if self.keep_graph and needs_graph(step, index):
-            captured.inputs = LayerInputs(store, step.digests[index], step.graph)
-            layers = checkpointed(self.adapter.layers, preserve_rng_state=self.share_dropout)
+        if step.kept[index] != "recompute" and needs_graph(step, index):
+            captured.inputs, layers = self._keeping(step, store, index)
             with captured.inputs.hooks(), layers, torch.enable_grad():
                 captured.hidden = self._hidden(step, frame)
             return captured.hidden.detach()
@@ -147,6 +146,18 @@ class VisitRunner:
         if not needs_graph(step, index):
             captured.hidden = hidden
         return hidden
+
+    def _keeping(
+        self, step: Step, store: PageStore, index: int
+    ) -> tuple[LayerInputs | WholeGraph, AbstractContextManager[None]]:
+        """Hooks that keep a node's graph in the store, and how the layers run meanwhile."""
+        node, layers = step.digests[index], self.adapter.layers
+        if step.kept[index] == "all":
+            model = self.adapter.model
+            owners = chain(model.parameters(), model.buffers())
+            return WholeGraph(store, node, step.graph, owners), own_checkpointing_off(layers)
+        inputs = LayerInputs(store, node, step.graph)
+        return inputs, checkpointed(layers, preserve_rng_state=self.share_dropout)
 
     def score(self, step: Step, store: PageStore, leaves: tuple[int, ...]) -> None:
         """Forward of leaves, without a graph."""
@@ -192,7 +203,7 @@ class VisitRunner:
         if frame.phase == "pop" and frame.pieces[0].node in step.constants:
             boundary = torch.from_numpy(step.terms.of_node[frame.pieces[0].node].boundary)
             grad[: len(boundary)][boundary.to(grad.device)] = 0
-        recomputes = frame.phase == "pop" and self.keep_graph
+        recomputes = frame.phase == "pop" and step.kept[frame.pieces[0].node] != "recompute"
         layers = own_checkpointing_off(self.adapter.layers if recomputes else [])
         release_free_memory(self.adapter.device)  # of the forward and the logits, before backward needs more
         with self.adapter.router.running(frame), layers:

@@ -184,7 +184,7 @@ def test_parameter_changed_between_forward_and_backward(replay: BranchReplay) ->
         loss.backward()
 
 
-@pytest.mark.parametrize("activations", ["layer_inputs", "recompute"])
+@pytest.mark.parametrize("activations", ["layer_inputs", "recompute", "all"])
 def test_parameter_changed_between_capture_and_pop(replay: BranchReplay, activations: str) -> None:
     replay = BranchReplay(
         replay.model, replay.store, min_shared_tokens=1, check_model=False, prefix_activations=activations

@@ -36,6 +36,7 @@ class _Plans:
         {},
         {"prefix_activations": "recompute"},
         {"prefix_activations": "attention"},
+        {"prefix_activations": "all"},
         {"prefix_gradient": "detached"},
         {"prefix_gradient": 3},
         {"debug": True},

@@ -38,6 +38,12 @@ def test_backward(name, tree):
     assert dense.relative_l2(replay_gradients(model, case), want) < _limit(name)
 
 
+@pytest.mark.parametrize("activations", ["attention", "all"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_capture_may_leave(name, activations):
+    assert _distance(name, "depth_3", "exact", activations) < _limit(name)
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_grpo_over_left_padded_logprobs(name):
     model, case = _model(name), trees.make_case("shared_scores")
@@ -62,7 +68,7 @@ def test_fp32(name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("activations", ["layer_inputs", "recompute", "attention"])
+@pytest.mark.parametrize("activations", ["layer_inputs", "recompute", "attention", "all"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_whole_product(name, mode, activations):

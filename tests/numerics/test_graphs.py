@@ -35,7 +35,7 @@ def _dense_sum(model, rows):
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-@pytest.mark.parametrize("activations", ["layer_inputs", "recompute", "attention"])
+@pytest.mark.parametrize("activations", ["layer_inputs", "recompute", "attention", "all"])
 def test_two_graphs_alive_at_once(order, activations):
     model, batches = build_plain(prefix_attention), _two_batches()
     want = [_dense_sum(model, rows) for rows in batches]
@@ -134,7 +134,7 @@ def test_lora_of_rank_4(name):
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-@pytest.mark.parametrize("activations", ["layer_inputs", "recompute", "attention"])
+@pytest.mark.parametrize("activations", ["layer_inputs", "recompute", "attention", "all"])
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])
 def test_gradient_checkpointing_inside_the_model(name, activations, use_reentrant):
     model, case = model_zoo.build(name), trees.make_case("depth_3")

@@ -14,7 +14,7 @@ from tiercache.runtime import prefix_attention
 
 FP64 = 1e-12
 FP32 = 1e-5
-MODES = ["layer_inputs", "recompute", "attention"]
+MODES = ["layer_inputs", "recompute", "attention", "all"]
 LAYERS = [{}, {"window": 6}, {"softcap": 3.0, "scale": 0.5}]
 
 

@@ -215,7 +215,7 @@ class _Checkpointed(nn.Module):
         return torch.utils.checkpoint.checkpoint(self.block, *args, use_reentrant=False)
 
 
-@pytest.mark.parametrize("activations", ["layer_inputs", "recompute"])
+@pytest.mark.parametrize("activations", ["layer_inputs", "recompute", "all"])
 def test_attention_is_pure_under_checkpoint(activations):
     case = trees.make_case("depth_3")
     model = build_plain(prefix_attention)
@@ -269,7 +269,7 @@ class _Dropped(nn.Module):
         return self.dropout(self.block(*args))
 
 
-@pytest.mark.parametrize("activations", ["layer_inputs", "recompute"])
+@pytest.mark.parametrize("activations", ["layer_inputs", "recompute", "all"])
 def test_dropout_is_refused_or_recomputed_with_the_same_masks(activations):
     """Where sharing is meant, a node's masks are drawn once: debug mode compares its pages bit for bit."""
     model, case = build_plain(prefix_attention), trees.make_case("depth_3")
