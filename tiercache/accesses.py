@@ -104,7 +104,7 @@ class Accesses:
             rise = entry.rise
             assert rise is not None
             if not self._threads.submit(lambda entry=entry: self._carry_up(entry), up=True):  # type: ignore[misc]
-                self._promotion.abandon(entry, rise, StoreTimeoutError("prefetch: the store is closing"))
+                self._books.abandon(entry, rise, StoreTimeoutError("prefetch: the store is closing"))
 
     def _carry_up(self, entry: Entry) -> None:
         books = self._books

@@ -40,7 +40,6 @@ class Parts:
 
     books: Books
     threads: WorkerThreads
-    promotion: Promotion
     puts: Puts
     leases: Leases
     sums: Sums
@@ -73,7 +72,7 @@ class Parts:
         with books.changed:
             for entry in [entry for entry in books.by_id if entry is not None]:
                 if entry.rise is not None and not entry.rise.started:
-                    self.promotion.abandon(entry, entry.rise, StoreClosedError("the store was closed"))
+                    books.abandon(entry, entry.rise, StoreClosedError("the store was closed"))
             while any(books.transient) and clock.now() < deadline:
                 clock.wait(books.changed, deadline - clock.now())
             ended = joined and not any(books.transient)
@@ -122,7 +121,6 @@ def create_parts(
     return Parts(
         books=books,
         threads=threads,
-        promotion=promotion,
         puts=Puts(transfer, codecs, demotion, timeout_s),
         leases=leases,
         sums=Sums(transfer, room, promotion, timeout_s),

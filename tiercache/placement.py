@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tiercache.clock import Clock
-from tiercache.entry import Entry, PageKey, Place
-from tiercache.errors import StoreClosedError, StoreTimeoutError, TierFullError
+from tiercache.entry import Entry, PageKey, Place, Rise
+from tiercache.errors import PageMissingError, StoreClosedError, StoreTimeoutError, TierFullError
 from tiercache.stats import Stats
 from tiercache.streams import Engines
 from tiercache.tiers.base import Tier
@@ -84,6 +84,17 @@ class Books:
                 of_graph.discard(entry.key)
                 if not of_graph:
                     del self.graphs[entry.key.graph]
+        rise = entry.rise
+        if rise is not None and not rise.started:
+            self.abandon(entry, rise, PageMissingError(f"read {entry.key}: the page was discarded"))
+        self.settle(entry)
+
+    def abandon(self, entry: Entry, rise: Rise, error: BaseException) -> None:
+        """Ends a rise that got no room, or that nobody will carry out."""
+        if rise.place is not None:
+            self.release_room(rise.level, rise.place)
+        rise.error, rise.done = error, True
+        entry.rise = None
         self.settle(entry)
 
     def settle(self, entry: Entry) -> None:

@@ -47,14 +47,6 @@ class Promotion:
                 books.settle(entry)
         return place
 
-    def abandon(self, entry: Entry, rise: Rise, error: BaseException) -> None:
-        """Ends a rise that got no room, or that nobody will carry out; the lock is held."""
-        if rise.place is not None:
-            self._books.release_room(rise.level, rise.place)
-        rise.error, rise.done = error, True
-        entry.rise = None
-        self._books.settle(entry)
-
     def _fill(self, entry: Entry, place: Place, rise: Rise, deadline: float, *, keep: bool) -> bool:
         """One try; False when a copy failed its proof and another is left."""
         books, target = self._books, rise.level

@@ -135,7 +135,7 @@ class Leases:
                 place = self._room.acquire(0, entry.num_bytes, f"read {entry.key}", deadline)
             except BaseException as error:
                 with self._books.changed:
-                    self._promotion.abandon(entry, rise, error)
+                    self._books.abandon(entry, rise, error)
                 raise
             rise.place = place
         return self._promotion.lift(entry, rise, deadline, keep=True)

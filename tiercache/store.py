@@ -189,16 +189,17 @@ class TierStore:
             return entry.num_bytes
 
     def discard(self, keys: Iterable[PageKey] | None = None, *, graph: int | None = None) -> None:
-        """Drops a reference of each key, or everything of a graph; missing keys are fine, and so are leases."""
-        self._entrance.check_process()
-        books = self._books
-        with books.changed:
+        """Drops a reference of each key, or everything of a graph; missing keys are fine, and so are leases.
+
+        Room comes free at once, and for a page that is being copied when its copy ends: `flush` waits for that.
+        """
+        with self._entrance:
+            self._entrance.collect()
             for key in keys or ():
                 entry = self._entrance.begin("discard", key)
                 if entry is not None:
                     self._discards.drop(entry)
             if graph is not None:
-                books.check_open()
                 self._discards.drop_graph(graph)
 
     def discard_later(self, keys: Iterable[PageKey]) -> None:

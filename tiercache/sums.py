@@ -73,7 +73,7 @@ class Sums:
                 return entry
             rise = entry.rise
             if rise is not None and not rise.started:
-                self._promotion.abandon(entry, rise, PageStateError(f"{what}: changed before it came up"))
+                books.abandon(entry, rise, PageStateError(f"{what}: changed before it came up"))
                 continue
             books.wait(deadline, what)
 

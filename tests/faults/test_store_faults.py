@@ -180,6 +180,28 @@ def test_discarding_while_copies_are_in_flight_leaks_nothing():
         assert store.stats().bytes_used == {"device": 0, "disk": 0}
 
 
+def test_discarding_ends_a_queued_promotion_at_once_and_one_under_way_with_its_copy():
+    gate = Gate("read")
+    disk = faulty_disk(lambda called, num_bytes: None)
+    with small_store(device=4, host=None, disk=disk, transfer_threads=1) as store:
+        for n in range(8):
+            store.put(key(n), page(n))
+        store.flush()
+        low = [n for n in range(8) if store._books.table[key(n)].source() == 1][:2]
+        high = [key(n) for n in range(8) if store._books.table[key(n)].source() == 0]
+        store.discard(high)
+        disk.fault = gate
+        store.prefetch([key(n) for n in low])
+        assert gate.entered.wait(30)
+        assert store.stats().bytes_used["device"] == 2 * PAGE
+        store.discard([key(n) for n in low])
+        assert store.stats().bytes_used["device"] == PAGE, "the queued one's room is free already"
+        gate.open.set()
+        store.flush()
+        assert store.stats().bytes_used["device"] == 0
+        store.check_integrity()
+
+
 def test_discarding_while_a_page_comes_up_is_a_miss():
     gate = Gate("read")
     with small_store(device=2, host=None, disk=faulty_disk(gate)) as store, ThreadPoolExecutor(1) as pool:
