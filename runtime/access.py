@@ -31,14 +31,16 @@ def _plan_visit(plan: AccessPlan, runner: Any, step: Step, visit: Visit, shape: 
     if constant and visit.kind == "pop":
         return  # its projection alone
     own = frame.pieces[0]
-    for group in _groups(shape.events[visit.kind]):
+    kept = step.kept(visit.nodes[0])
+    ungraphed = constant or kept == "recompute"
+    for group in _groups(shape.of(visit.kind, kept)):
         event = group[0]
         if event.role == "ancestor":
             _plan_burst(plan, frame, shape, group)
-        elif not (constant and event.operation == "put" and _of_graph(event.kind)):
-            graph = step.graph if _of_graph(event.kind) else 0
+        elif not (ungraphed and event.operation == "put" and of_graph(event.kind)):
+            graph = step.graph if of_graph(event.kind) else 0
             key = PageKey(own.digest, event.layer, event.kind, graph)
-            plan.add(event.operation, key, event.bytes_per_token * (own.end - own.begin))
+            plan.add(event.operation, key, event.bytes_of(own.end - own.begin))
 
 
 def _groups(events: Sequence[Event]) -> Iterator[list[Event]]:
@@ -62,17 +64,17 @@ def _plan_burst(plan: AccessPlan, frame: Frame, shape: Shape, group: list[Event]
             for event in group:
                 if event.operation == "accumulate" and not ancestor.trainable:
                     continue
-                graph = frame.graph if _of_graph(event.kind) else 0
+                graph = frame.graph if of_graph(event.kind) else 0
                 key = PageKey(ancestor.digest, event.layer, event.kind, graph)
-                plan.add(event.operation, key, event.bytes_per_token * ancestor.length)
+                plan.add(event.operation, key, event.bytes_of(ancestor.length))
 
 
 def _plan_discards(plan: AccessPlan, step: Step, node: int, shape: Shape) -> None:
     for event in shape.events["capture"]:
-        if event.role == "own" and event.operation == "put" and not _of_graph(event.kind):
+        if event.role == "own" and event.operation == "put" and not of_graph(event.kind):
             plan.add("discard", PageKey(step.digests[node], event.layer, event.kind))
 
 
-def _of_graph(kind: str) -> bool:
+def of_graph(kind: str) -> bool:
     """Whether pages of this kind belong to one graph, not to their content."""
     return kind not in ("key", "value")

@@ -14,6 +14,7 @@ from torch import nn
 
 from tiercache.runtime.access import plan_accesses
 from tiercache.runtime.adapters.base import ModelAdapter
+from tiercache.runtime.choosing import Chooser, Live
 from tiercache.runtime.head import ChunkedHead
 from tiercache.runtime.limits import Limits, choose_limits
 from tiercache.runtime.memory import release_free_memory
@@ -53,6 +54,7 @@ class Engine:
             share_dropout=options.share_dropout,
             debug=options.debug,
         )
+        self.chooser = Chooser(options, store, adapter.device)
         self.sums = ParameterSums(model, sum_in_fp32=options.sum_in_fp32)
         self._shape: tuple[bytes, Shape] | None = None
 
@@ -92,12 +94,14 @@ class Engine:
         window = self.options.window
         return tree if window is None else split_at_window(tree, window)
 
-    def make_step(self, rows: Sequence[TokenRow], statistics: tuple[str, ...] = ()) -> Step:
-        """The state of a new step on a batch, on the parameters as they are now."""
+    def make_step(
+        self, rows: Sequence[TokenRow], statistics: tuple[str, ...] = (), *, live: Live = "path"
+    ) -> Step:
+        """The state of a new step on a batch, on the parameters as they are now; `live` as in `Chooser.choose`."""
         self.refresh()
         tree = self.make_tree(rows)
         window = self.options.window
-        return make_step(
+        step = make_step(
             tree,
             collect_terms(tree, rows),
             namespace=self._namespace(tree.longest_row),
@@ -105,11 +109,14 @@ class Engine:
             graph=self.store.new_graph(),
             dtype=self.dtype,
             max_visit_tokens=self.limits(tree.longest_row).max_visit_tokens,
-            kept=self.options.prefix_activations,
             sums=self.sums,
             autocast=self.autocast,
             statistics=statistics,
         )
+        with self.running(tree.longest_row, self.sums, self.autocast):
+            shape = self.shape(self.sums)
+        step.keeping = self.chooser.choose(tree, shape, self.dtype, live, self.autocast)
+        return step
 
     def _namespace(self, longest_row: int) -> bytes:
         """Digest of all that a page's values depend on beside its tokens."""

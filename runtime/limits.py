@@ -42,7 +42,7 @@ def choose_limits(options: ReplayOptions, shape: Shape, device_bytes: int, *, on
     """
     page = 2 * shape.page_bytes_per_token + 2 * shape.gradient_bytes_per_token
     longest = LONGEST_ON_HOST if on_host else LONGEST_ON_ACCELERATOR
-    room = int(options.max_visit_bytes or _ACTIVATIONS_PER_BUDGET * device_bytes)
+    room = visit_room(options, device_bytes)
     by_pages = device_bytes // max(1, _PAGES_IN_FLIGHT * page)
     by_activations = room * max(1, len(shape.layers)) // shape.activation_bytes_per_token
     node = options.max_node_tokens or _clamp(min(by_pages, by_activations), longest)
@@ -50,6 +50,11 @@ def choose_limits(options: ReplayOptions, shape: Shape, device_bytes: int, *, on
         return Limits(node, options.max_visit_tokens, options.max_visit_tokens)
     visit = _clamp(room // shape.activation_bytes_per_token, longest)
     return Limits(node, visit, _LONGEST_TAIL * visit)
+
+
+def visit_room(options: ReplayOptions, device_bytes: int) -> int:
+    """Bytes that the activations of one visit may take."""
+    return int(options.max_visit_bytes or _ACTIVATIONS_PER_BUDGET * device_bytes)
 
 
 def _clamp(tokens: int, longest: int) -> int:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from tiercache.errors import ConfigError
+from tiercache.profile import Profile
 
 PrefixGradient = Literal["exact", "detached"] | int
-PrefixActivations = Literal["layer_inputs", "recompute", "attention", "all"]
-PREFIX_ACTIVATIONS = ("layer_inputs", "recompute", "attention", "all")
+KeptActivations = Literal["layer_inputs", "recompute", "attention", "all"]
+KEPT_ACTIVATIONS: tuple[KeptActivations, ...] = ("layer_inputs", "recompute", "attention", "all")
+PrefixActivations = KeptActivations | Literal["auto"]
+PREFIX_ACTIVATIONS = (*KEPT_ACTIVATIONS, "auto")
 
 DEFAULT_MIN_SHARED_TOKENS = 256
 DEFAULT_HEAD_BYTES = 48 << 20
@@ -24,8 +28,11 @@ class ReplayOptions:
             scored tokens still get their own terms), or a window w: keys and values more than w tokens before
             the nearest branch are constants for every later node.
         prefix_activations: what capture leaves in the store for pop: "layer_inputs", nothing ("recompute"),
-            layer inputs and each layer's attention output and log-sum-exp ("attention"), or all that backward
-            needs, so that pop runs no second forward ("all").
+            layer inputs and each layer's attention output and log-sum-exp ("attention"), all that backward needs,
+            so that pop runs no second forward ("all"), or for each node what its price at measured speeds and the
+            store's budgets say ("auto").
+        profile: speeds that "auto" goes by, or a file of them from `tiercache profile`; measured in a second by
+            default.
         max_node_tokens: longest node; from the device budget by default.
         max_visit_tokens: most tail tokens replayed together, and the longest tail.
         max_visit_bytes: the same as a bound of a visit's activations; 1.5 times the device budget by default.
@@ -41,6 +48,7 @@ class ReplayOptions:
 
     prefix_gradient: PrefixGradient = "exact"
     prefix_activations: PrefixActivations = "layer_inputs"
+    profile: Profile | str | Path | None = None
     max_node_tokens: int | None = None
     max_visit_tokens: int | None = None
     max_visit_bytes: int | None = None
@@ -64,6 +72,12 @@ class ReplayOptions:
         if self.prefix_activations not in PREFIX_ACTIVATIONS:
             raise ConfigError(
                 "prefix_activations", got=repr(self.prefix_activations), limit=" | ".join(PREFIX_ACTIVATIONS)
+            )
+        if self.profile is not None and self.prefix_activations != "auto":
+            raise ConfigError(
+                "profile: has no effect",
+                got=f"prefix_activations={self.prefix_activations!r}",
+                remedy='leave it out, or choose prefix_activations="auto"',
             )
         if not (isinstance(self.temperature, int | float) and 0 < self.temperature < float("inf")):
             raise ConfigError("temperature", got=repr(self.temperature), limit="a finite number above 0")

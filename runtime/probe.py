@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from tiercache.entry import PageKey
 from tiercache.plan import Operation
 from tiercache.runtime.frame import LayerSpec
 from tiercache.runtime.kernels import accumulator_dtype
-from tiercache.runtime.options import PrefixActivations
+from tiercache.runtime.options import KEPT_ACTIVATIONS, KeptActivations, PrefixActivations
 from tiercache.runtime.params import ParameterSums
 from tiercache.runtime.schedule import VisitKind
-from tiercache.runtime.step import Step, make_step
+from tiercache.runtime.step import Keeping, Step, make_step
 from tiercache.runtime.terms import NodeTerms, Terms
 from tiercache.runtime.tree import Node, Tree
 
@@ -42,6 +43,10 @@ class Event:
     kind: str
     bytes_per_token: int
 
+    def bytes_of(self, num_tokens: int) -> int:
+        """Size of the page of a node of so many tokens."""
+        return self.bytes_per_token * num_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -50,12 +55,20 @@ class Shape:
     Attributes:
         layers: attention layers in the order of their calls.
         events: accesses of each kind of visit against one ancestor's page.
+        others: those of captures and pops that leave something else behind, where more than one was probed.
+        flops_per_token: of a forward, attention over pages aside; 0 where only one was.
         activation_bytes_per_token: what autograd keeps of one token of a tail, all layers together.
     """
 
     layers: tuple[LayerSpec, ...]
     events: dict[VisitKind, tuple[Event, ...]]
     activation_bytes_per_token: int
+    others: dict[tuple[VisitKind, KeptActivations], tuple[Event, ...]] = field(default_factory=dict)
+    flops_per_token: float = 0.0
+
+    def of(self, kind: VisitKind, kept: KeptActivations) -> tuple[Event, ...]:
+        """Accesses of a visit of a node whose capture leaves `kept`."""
+        return self.others.get((kind, kept), self.events[kind])
 
     @property
     def page_bytes_per_token(self) -> int:
@@ -140,12 +153,12 @@ def probe_tree() -> Tree:
     return Tree(nodes, [2, 3], {2: 2 * _TOKENS, 3: _TOKENS})
 
 
-def _probe_step(dtype: torch.dtype, sums: ParameterSums, kept: PrefixActivations) -> Step:
+def _probe_step(dtype: torch.dtype, sums: ParameterSums, kept: KeptActivations) -> Step:
     tree = probe_tree()
     ends = NodeTerms(np.array([_TOKENS - 1]), np.array([1]), np.array([True]))
     none = NodeTerms(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.bool_))
     terms = Terms([ends, ends, none, none], [], [])
-    return make_step(
+    step = make_step(
         tree,
         terms,
         namespace=b"probe",
@@ -153,9 +166,10 @@ def _probe_step(dtype: torch.dtype, sums: ParameterSums, kept: PrefixActivations
         graph=1,
         dtype=dtype,
         max_visit_tokens=_TOKENS,
-        kept=kept,
         sums=sums,
     )
+    step.keeping = {0: Keeping(kept), 1: Keeping(kept)}
+    return step
 
 
 def probe_shape(runner: Any, dtype: torch.dtype, sums: ParameterSums, kept: PrefixActivations) -> Shape:
@@ -163,6 +177,26 @@ def probe_shape(runner: Any, dtype: torch.dtype, sums: ParameterSums, kept: Pref
 
     `sums` holds nothing of the probe's gradients afterwards.
     """
+    if kept != "auto":
+        return _probe(runner, dtype, sums, kept)
+    base = _probe(runner, dtype, sums, "layer_inputs")
+    others: dict[tuple[VisitKind, KeptActivations], tuple[Event, ...]] = {}
+    for other in KEPT_ACTIVATIONS:
+        if other != "layer_inputs":
+            found = _probe(runner, dtype, sums, other)
+            others |= {("capture", other): found.events["capture"], ("pop", other): found.events["pop"]}
+    return replace(base, others=others, flops_per_token=_count_flops(runner, dtype, sums) / _TOKENS)
+
+
+def _count_flops(runner: Any, dtype: torch.dtype, sums: ParameterSums) -> float:
+    """Floating-point operations of a capture of the probe's root."""
+    step = _probe_step(dtype, sums, "recompute")
+    with FlopCounterMode(display=False) as counter:
+        runner.capture(step, _Recorder(), 0)
+    return float(counter.get_total_flops())
+
+
+def _probe(runner: Any, dtype: torch.dtype, sums: ParameterSums, kept: KeptActivations) -> Shape:
     step, store = _probe_step(dtype, sums, kept), _Recorder()
     events: dict[VisitKind, tuple[Event, ...]] = {}
 

@@ -72,7 +72,7 @@ class Reference:
     ) -> torch.Tensor:
         """[N, T] log-probabilities, as `BranchReplay.logprobs` gives them without gradients."""
         checked = check_batch(input_ids, attention_mask, scored, self.adapter.vocab_size)
-        step = self.engine.make_step(checked, check_statistics(statistics))
+        step = self.engine.make_step(checked, check_statistics(statistics), live="nothing")
         pages = StepPages(self.store, step.graph)
         report = _report(step, checked)
         self.reused_tokens = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -14,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from tiercache.errors import PageMissingError, StoreClosedError
 from tiercache.runtime.adapters import create_adapter
 from tiercache.runtime.adapters.check import NODE_TOKENS, check_model
+from tiercache.runtime.choosing import Live
 from tiercache.runtime.engine import Engine
 from tiercache.runtime.head import check_statistics
 from tiercache.runtime.losses import LossFn, row_loss
@@ -141,7 +143,8 @@ class BranchReplay:
         """
         checked = check_batch(input_ids, attention_mask, scored, self.adapter.vocab_size)
         wants_gradient = torch.is_grad_enabled()
-        step = self.engine.make_step(checked, check_statistics(statistics))
+        live: Live = "tree" if wants_gradient else "nothing"
+        step = self.engine.make_step(checked, check_statistics(statistics), live=live)
         if wants_gradient:
             step.sums.require_some()
         run = _Run(self, step, checked)
@@ -267,4 +270,6 @@ def _new_report(step: Step, rows: Sequence[TokenRow]) -> StepReport:
         dense_tokens=sum(len(row.tokens) for row in rows),
         captured_tokens=tree.num_inner_tokens,
         tail_tokens=tree.num_tail_tokens,
+        kept=dict(Counter(keeping.kept for keeping in step.keeping.values())),
+        reasons={keeping.kept: keeping.reason for keeping in step.keeping.values()},
     )

@@ -20,6 +20,8 @@ class StepReport:
         dense_tokens: tokens of all rows, what dense training would run.
         captured_tokens: tokens of captured nodes.
         tail_tokens: tokens of leaves.
+        kept: captured nodes by what they left for their pop, as in `prefix_activations`.
+        reasons: why, of the last node of each.
         seconds: wall time by visit kind, and of "total".
         stall_s: seconds in which a read had to wait.
         gradient_sum_bytes: most bytes of parameter-gradient sums held at once.
@@ -32,6 +34,8 @@ class StepReport:
     dense_tokens: int = 0
     captured_tokens: int = 0
     tail_tokens: int = 0
+    kept: dict[str, int] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     stall_s: float = 0.0
     gradient_sum_bytes: int = 0

@@ -10,7 +10,7 @@ import torch
 
 from tiercache.runtime.frame import Frame
 from tiercache.runtime.kernels import accumulator_dtype
-from tiercache.runtime.options import PrefixActivations
+from tiercache.runtime.options import KeptActivations
 from tiercache.runtime.params import ParameterSums
 from tiercache.runtime.routing import Choices
 from tiercache.runtime.rows import TokenRow
@@ -20,6 +20,23 @@ from tiercache.runtime.tree import Tree
 from tiercache.runtime.whole_graph import WholeGraph
 
 RandomStates = tuple[torch.Tensor, torch.Tensor | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """What one node's capture leaves in the store.
+
+    Attributes:
+        kept: as in `ReplayOptions.prefix_activations`.
+        num_bytes: beside the node's pages, until its pop; 0 where nothing was chosen among.
+        saved_s: seconds expected to be saved against the cheapest choice.
+        reason: in words.
+    """
+
+    kept: KeptActivations
+    num_bytes: int = 0
+    saved_s: float = 0.0
+    reason: str = "asked for"
 
 
 @dataclass(slots=True)
@@ -55,8 +72,8 @@ class Step:
         autocast: dtype of the autocast that the step's forwards run under, or None.
         statistics: columns of `STATISTICS` wanted beside each value.
         columns: [n, S] of them for each node's terms, on the host.
+        keeping: for each captured node, what its capture leaves in the store for its pop, and why.
         max_visit_tokens: most tail tokens replayed together.
-        kept: for each node, what its capture leaves in the store for its pop.
         sums: stand-ins that the visits' graphs lead to, and the sums of their gradients.
         versions: of the parameters when the step began.
         captured: graphs of captured nodes that are not popped yet.
@@ -71,14 +88,19 @@ class Step:
     values: list[torch.Tensor]
     gradients: list[torch.Tensor]
     max_visit_tokens: int
-    kept: list[PrefixActivations]
     sums: ParameterSums
     versions: tuple[int, ...]
     autocast: torch.dtype | None = None
     statistics: tuple[str, ...] = ()
     columns: dict[int, torch.Tensor] = field(default_factory=dict)
+    keeping: dict[int, Keeping] = field(default_factory=dict)
     captured: dict[int, CapturedGraph] = field(default_factory=dict)
     random_states: dict[tuple[int, ...], RandomStates] = field(default_factory=dict)
+
+    def kept(self, index: int) -> KeptActivations:
+        """What a node's capture leaves for its pop; nothing of a leaf, which has neither."""
+        keeping = self.keeping.get(index)
+        return "recompute" if keeping is None else keeping.kept
 
     def check_parameters(self) -> None:
         """Raises ParameterChangedError, naming the parameter, when one was written since the step began."""
@@ -94,12 +116,11 @@ def make_step(
     graph: int,
     dtype: torch.dtype,
     max_visit_tokens: int,
-    kept: PrefixActivations,
     sums: ParameterSums,
     autocast: torch.dtype | None = None,
     statistics: tuple[str, ...] = (),
 ) -> Step:
-    """A step at its beginning; `dtype` is the model's, `kept` what every capture leaves for pop."""
+    """A step at its beginning; `dtype` is the model's."""
     values = [torch.zeros(len(t), dtype=accumulator_dtype(dtype)) for t in terms.of_node]
     gradients = [torch.zeros_like(v) for v in values]
     digests = chain_digests(tree, namespace)
@@ -112,7 +133,6 @@ def make_step(
         values,
         gradients,
         max_visit_tokens,
-        [kept] * len(tree.nodes),
         sums,
         sums.versions(),
         autocast=autocast,

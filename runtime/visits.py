@@ -52,7 +52,7 @@ class VisitRunner:
             for a in tree.path(nodes[0])[:-1]
         ]
         keep_attention = (
-            step.kept[nodes[0]] == "attention" and phase == "capture" and needs_graph(step, nodes[0])
+            step.kept(nodes[0]) == "attention" and phase == "capture" and needs_graph(step, nodes[0])
         )
         return Frame(
             store, step.graph, pieces, ancestors, self.adapter.device, phase, keep_attention, self.debug
@@ -136,7 +136,7 @@ class VisitRunner:
     def _capture(self, step: Step, store: PageStore, captured: CapturedGraph) -> torch.Tensor:
         """[n, E] last hidden states without a graph; what pop needs of one goes into `captured`."""
         frame, index = captured.frame, captured.frame.pieces[0].node
-        if step.kept[index] != "recompute" and needs_graph(step, index):
+        if step.kept(index) != "recompute" and needs_graph(step, index):
             captured.inputs, layers = self._keeping(step, store, index)
             with captured.inputs.hooks(), layers, torch.enable_grad():
                 captured.hidden = self._hidden(step, frame)
@@ -152,7 +152,7 @@ class VisitRunner:
     ) -> tuple[LayerInputs | WholeGraph, AbstractContextManager[None]]:
         """Hooks that keep a node's graph in the store, and how the layers run meanwhile."""
         node, layers = step.digests[index], self.adapter.layers
-        if step.kept[index] == "all":
+        if step.kept(index) == "all":
             model = self.adapter.model
             owners = chain(model.parameters(), model.buffers())
             return WholeGraph(store, node, step.graph, owners), own_checkpointing_off(layers)
@@ -203,7 +203,7 @@ class VisitRunner:
         if frame.phase == "pop" and frame.pieces[0].node in step.constants:
             boundary = torch.from_numpy(step.terms.of_node[frame.pieces[0].node].boundary)
             grad[: len(boundary)][boundary.to(grad.device)] = 0
-        recomputes = frame.phase == "pop" and step.kept[frame.pieces[0].node] != "recompute"
+        recomputes = frame.phase == "pop" and step.kept(frame.pieces[0].node) != "recompute"
         layers = own_checkpointing_off(self.adapter.layers if recomputes else [])
         release_free_memory(self.adapter.device)  # of the forward and the logits, before backward needs more
         with self.adapter.router.running(frame), layers:

@@ -227,6 +227,8 @@ BAD_OPTIONS: list[dict[str, Any]] = [
     {"prefix_gradient": -1},
     {"prefix_gradient": True},
     {"prefix_activations": "none"},
+    {"profile": "profile.json"},
+    {"profile": "/no/such/profile.json", "prefix_activations": "auto"},
     {"max_node_tokens": 0},
     {"max_visit_tokens": -3},
     {"min_shared_tokens": 1.5},

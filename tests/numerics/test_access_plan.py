@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from dense import weighted_sum
+from machines import slow_machine
 from model_zoo import WINDOW
 from plain_model import build_plain
 from trees import NAMES, make_case
@@ -37,11 +38,12 @@ class _Plans:
         {"prefix_activations": "recompute"},
         {"prefix_activations": "attention"},
         {"prefix_activations": "all"},
+        {"prefix_activations": "auto", "profile": slow_machine()},
         {"prefix_gradient": "detached"},
         {"prefix_gradient": 3},
         {"debug": True},
     ],
-    ids=str,
+    ids=lambda options: "-".join(map(str, options.values())) if "profile" not in options else "auto",
 )
 def test_plan_equals_the_run(name: str, options: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     case = make_case(name)
