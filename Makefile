@@ -4,7 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMP := $(VENV)/.installed
-NATIVE := CMakeLists.txt $(wildcard tiercache/csrc/*.cpp tiercache/csrc/*.hpp)
+SOURCES := $(wildcard $(foreach room,tiercache runtime,$(room)/csrc/*.cpp $(room)/csrc/*.hpp))
+NATIVE := CMakeLists.txt $(SOURCES)
 PYTEST_ARGS ?=
 BENCH_ARGS ?= --quick --json build/replay.json
 
@@ -20,7 +21,7 @@ test: $(STAMP)
 lint: $(STAMP) typing
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/clang-format --dry-run --Werror $(wildcard tiercache/csrc/*.cpp tiercache/csrc/*.hpp)
+	$(BIN)/clang-format --dry-run --Werror $(SOURCES)
 	$(BIN)/python -m mypy
 
 bench: $(STAMP)
@@ -28,9 +29,11 @@ bench: $(STAMP)
 
 # mypy reads the packages under their installed names, through links.
 typing: $(STAMP)
-	rm -rf build/typing && mkdir -p build/typing/tiercache
-	ln -s $(CURDIR)/tiercache/* $(CURDIR)/runtime $(CURDIR)/policies build/typing/tiercache/
-	ln -sf $(CURDIR)/$(BIN)/../lib/python3*/site-packages/tiercache/_core.pyi build/typing/tiercache/_core.pyi
+	rm -rf build/typing && mkdir -p build/typing/tiercache/runtime
+	ln -s $(CURDIR)/tiercache/* $(CURDIR)/policies build/typing/tiercache/
+	ln -s $(CURDIR)/runtime/* build/typing/tiercache/runtime/
+	cd build/typing/tiercache && for stub in _core runtime/_attention; do \
+	  ln -sf $(CURDIR)/$(BIN)/../lib/python3*/site-packages/tiercache/$$stub.pyi $$stub.pyi; done
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "tiercache needs Python 3.11 or later; none found. Name one: make PYTHON=/path/to/python3" >&2; exit 1; }

@@ -8,6 +8,7 @@ a page, D width.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from tiercache.entry import PageKey
 from tiercache.errors import ParameterChangedError
+from tiercache.runtime import native_attention
 from tiercache.runtime.frame import Frame, LayerSpec, PageCall, Piece
 from tiercache.runtime.kernels import Block, accumulator_dtype, block_backward, block_forward
 
@@ -138,13 +140,13 @@ def _forward(
         out[:, :, own], lse[:, :, own] = part, part_lse
     for call in frame.calls(layer.window):
         queries = slice(call.q_begin, call.q_end)
-        fold = _Fold(q[:, :, queries], k.shape[1], call)
+        fold = _Fold(q[:, :, queries], layer, call, block)
         with (
             frame.store.read(_key(call, layer, "key")) as key_lease,
             frame.store.read(_key(call, layer, "value")) as value_lease,
         ):
             part, part_lse = block_forward(
-                fold.q, fold.page(key_lease.tensor), fold.page(value_lease.tensor), fold.block(block)
+                fold.q, fold.page(key_lease.tensor), fold.page(value_lease.tensor), fold.block
             )
             _merge(
                 out[:, :, queries],
@@ -187,7 +189,7 @@ def _backward(
         )  # fmt: skip
     for call in frame.calls(layer.window):
         queries = slice(call.q_begin, call.q_end)
-        fold = _Fold(q[:, :, queries], k.shape[1], call)
+        fold = _Fold(q[:, :, queries], layer, call, block)
         with (
             frame.store.read(_key(call, layer, "key")) as key_lease,
             frame.store.read(_key(call, layer, "value")) as value_lease,
@@ -195,7 +197,7 @@ def _backward(
             dq_part, dk_page, dv_page = block_backward(
                 fold.fold(grad_out[:, :, queries]), fold.q,
                 fold.page(key_lease.tensor), fold.page(value_lease.tensor),
-                fold.fold(out[:, :, queries]), fold.fold(lse[:, :, queries, None])[..., 0], fold.block(block),
+                fold.fold(out[:, :, queries]), fold.fold(lse[:, :, queries, None])[..., 0], fold.block,
             )  # fmt: skip
         dq[:, :, queries] += fold.unfold(dq_part)
         if call.ancestor.trainable:
@@ -208,16 +210,23 @@ class _Fold:
     """Query heads that share a key-value head, folded into the length axis, and cut until every core has a
     slice.
 
-    q [1, H, n, D] becomes [s, K, g * n / s, D] with g = H / K: the page is read once for all of them.
+    q [1, H, n, D] becomes [s, K, g * n / s, D] with g = H / K: the page is read once for all of them. Kernels that
+    read a page once for all its heads by themselves get q as it is: K and g are H and 1.
     """
 
-    def __init__(self, q: torch.Tensor, kv_heads: int, call: PageCall) -> None:
+    def __init__(self, q: torch.Tensor, layer: LayerSpec, call: PageCall, block: Block) -> None:
         self.call = call
-        _, heads, length, _ = q.shape
-        self.kv, self.group, self.length = kv_heads, heads // kv_heads, length
-        self.slices = 1
-        if call.bias is None and q.device.type == "cpu":
-            self.slices = _slices(kv_heads, self.group * length, torch.get_num_threads())
+        _, heads, self.length, _ = q.shape
+        kv_heads, value_width = layer.value_page
+        self.block = Block(block.scale, bias=call.bias, softcap=block.softcap)
+        self.kv, self.group, self.slices = heads, 1, 1
+        if not native_attention.serves(q, value_width, self.block):
+            self.kv, self.group = kv_heads, heads // kv_heads
+            if call.bias is not None:
+                bias = call.bias[None].expand(self.group, -1, -1).reshape(-1, call.bias.shape[-1])
+                self.block = replace(self.block, bias=bias)
+            elif q.device.type == "cpu":
+                self.slices = _slices(kv_heads, self.group * self.length, torch.get_num_threads())
         self.q = self.fold(q)
 
     def fold(self, x: torch.Tensor) -> torch.Tensor:
@@ -233,13 +242,6 @@ class _Fold:
     def page(self, page: torch.Tensor) -> torch.Tensor:
         """[K, N, D] -> [s, K, n, D]: the seen keys, repeated without a copy."""
         return page[None, :, self.call.k_begin : self.call.k_end].expand(self.slices, -1, -1, -1)
-
-    def block(self, block: Block) -> Block:
-        """Mask of the folded queries."""
-        bias = self.call.bias
-        if bias is not None:
-            bias = bias[None].expand(self.group, -1, -1).reshape(-1, bias.shape[-1])
-        return Block(block.scale, bias=bias, softcap=block.softcap)
 
     def page_gradient(self, grad: torch.Tensor) -> torch.Tensor:
         """[s, K, n, D] -> [K, N, D], zero where no query sees the page."""

@@ -1,7 +1,8 @@
 """Attention of one block of queries against one block of keys, forward with log-sum-exp and backward from it.
 
 Every block is exact given the log-sum-exp and output of the whole softmax, so blocks add up to attention over
-any number of pages. Torch's own operators serve where they can; the plain form serves everything else.
+any number of pages. Our own kernels serve bf16 on processors with its instructions, torch's operators serve where
+they can, and the plain form serves everything else.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import Any
 
 import torch
 from torch.nn import functional
+
+from tiercache.runtime import native_attention
 
 _CPU_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _CUDA_DTYPES = (torch.bfloat16, torch.float16)
@@ -83,8 +86,10 @@ def block_forward(
         block: mask, scale and soft cap.
 
     Returns:
-        out [B, Hq, Lq, Dv] in q's dtype, lse [B, Hq, Lq] in fp32 (fp64 for fp64).
+        out [B, Hq, Lq, Dv] in q's dtype or fp32, lse [B, Hq, Lq] in fp32 (fp64 for fp64).
     """
+    if native_attention.serves(q, v.shape[-1], block):
+        return native_attention.forward(q, k, v, block)
     width, value_dim = max(q.shape[-1], v.shape[-1]), v.shape[-1]
     if _on_cpu_operator(q, block):
         out, lse = _aten("_scaled_dot_product_flash_attention_for_cpu")(
@@ -119,8 +124,10 @@ def block_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """dQ, dK and dV of one block, exact when `out` and `lse` are those of the whole softmax.
 
-    Shapes as in `block_forward`; the gradients have the dtypes and shapes of q, k and v.
+    Shapes as in `block_forward`; the gradients have the shapes of q, k and v, and their dtypes or fp32.
     """
+    if native_attention.serves(q, v.shape[-1], block):
+        return native_attention.backward(grad_out, q, k, v, out, lse, block)
     width, value_dim, key_dim = max(q.shape[-1], v.shape[-1]), v.shape[-1], q.shape[-1]
     if _on_cpu_operator(q, block):
         if _cores_idle(q.shape[1], k.shape[1]):
