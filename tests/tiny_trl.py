@@ -15,13 +15,14 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast, TrainerCallback
-from trl import DPOConfig, GRPOConfig
+from trl import DPOConfig, GRPOConfig, GRPOTrainer
 
 # the libraries' own, about their own names
 WARNINGS = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 WORDS = 40
 STEPS = 20
 PROMPT_TOKENS = 24
+PROMPTS_SHARED = {"min_shared_tokens": 16}
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -101,6 +102,45 @@ def grpo_config(folder: Path, **fields: Any) -> GRPOConfig:
 
 def dpo_config(folder: Path, **fields: Any) -> DPOConfig:
     return DPOConfig(**_common(folder, **{"gradient_accumulation_steps": 4, "max_length": 64, **fields}))
+
+
+def build(
+    trainer: Any,
+    folder: Path,
+    store: Any = None,
+    *,
+    model: Any = None,
+    watch: Any = None,
+    given: Any = None,
+    **config: Any,
+) -> Any:
+    """A trainer of TRL's, or over `store` one of ours, for the tiny model and data. `given`: further arguments."""
+    over_store = {} if store is None else {"store": store, "replay_options": PROMPTS_SHARED}
+    grpo = issubclass(trainer, GRPOTrainer)
+    return trainer(
+        model=model or load_model(folder),
+        args=(grpo_config if grpo else dpo_config)(folder, **config),
+        train_dataset=prompts() if grpo else pairs(),
+        eval_dataset=prompts(2) if grpo else pairs(4),
+        processing_class=tokenizer(),
+        callbacks=[watch] if watch else None,
+        **({"reward_funcs": reward} if grpo else {}),
+        **{**over_store, **(given or {})},
+    )
+
+
+def train(
+    trainer: Any, folder: Path, store: Any = None, *, resume: Path | None = None, **options: Any
+) -> tuple[Any, Watch]:
+    """Builds and trains; the trainer and the parameters' way."""
+    watch = Watch()
+    torch.manual_seed(0)
+    built = build(trainer, folder, store, watch=watch, **options)
+    for parameter in built.model.parameters():
+        if parameter.requires_grad:  # TRL rounds the adapters of a quantised model to bf16: noise here
+            parameter.data = parameter.data.float()
+    built.train(resume_from_checkpoint=None if resume is None else str(resume))
+    return built, watch
 
 
 class Watch(TrainerCallback):

@@ -10,7 +10,7 @@ tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -94,14 +94,23 @@ def _dropouts(module: nn.Module) -> Iterator[tuple[str, float]]:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for every module, and back to each module's own."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+    """Evaluation mode for every module but quantised ones, and back to each module's own.
+
+    Quantised layers draw no random numbers, and some repack their weights for inference, for good, at the first
+    forward in evaluation mode: what they compute then has no gradient any more.
+    """
+    modes = [(module, module.training) for module in model.modules() if not _is_quantised(module)]
+    for module, _ in modes:
+        module.training = False
     try:
         yield
     finally:
         for module, training in modes:
             module.training = training
+
+
+def _is_quantised(module: nn.Module) -> bool:
+    return any(not p.is_floating_point() for p in module.parameters(recurse=False))
 
 
 def _compare(adapter: ModelAdapter, scores: Scores, where: str) -> None:
@@ -110,14 +119,15 @@ def _compare(adapter: ModelAdapter, scores: Scores, where: str) -> None:
     scored = torch.ones_like(rows, dtype=torch.bool)
     scored[:, 0] = False
     with torch.no_grad():
-        with _outputs(adapter.layers) as dense_layers:
+        with _outputs(adapter.layers) as dense_layers, _autocasts(adapter) as autocasts:
             logits = torch.stack([adapter.dense_logits(row[None]) for row in rows])
         dtype = logits.dtype
         dense = torch.log_softmax(logits[:, :-1].double(), -1).gather(-1, rows[:, 1:, None])[..., 0]
-        with _outputs(adapter.layers) as paged_layers:
+        same = torch.autocast(adapter.device.type, autocasts[0]) if autocasts else nullcontext()
+        with _outputs(adapter.layers) as paged_layers, same:
             paged = _scores(adapter, scores, rows, scored, where)[:, 1:].double()
     error = float((paged - dense).norm() / dense.norm())
-    limit = _RELATIVE.get(dtype, _RELATIVE_HALF)
+    limit = _RELATIVE_HALF if autocasts else _RELATIVE.get(dtype, _RELATIVE_HALF)
     if not error <= limit:
         layer = _first_to_differ(adapter, dense_layers, paged_layers, limit)
         raise ModelRefusedError(
@@ -171,6 +181,24 @@ def _outputs(layers: list[nn.Module]) -> Iterator[list[list[torch.Tensor]]]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def _autocasts(adapter: ModelAdapter) -> Iterator[list[torch.dtype]]:
+    """Dtypes of the autocast that layers run under: a trainer may have wrapped the model's forward in one."""
+    found: list[torch.dtype] = []
+    device = adapter.device.type
+
+    def note(_: nn.Module, args: Any) -> None:
+        del args
+        if torch.is_autocast_enabled(device):
+            found.append(torch.get_autocast_dtype(device))
+
+    handle = adapter.layers[0].register_forward_pre_hook(note)
+    try:
+        yield found
+    finally:
+        handle.remove()
 
 
 def _first_to_differ(

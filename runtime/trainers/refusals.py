@@ -19,6 +19,12 @@ GRPO = (
     ("use_adaptive_entropy", "needs the gradient of entropies"),
     ("entropy_coef", "needs the gradient of entropies"),
 )
+# arguments of a trainer's constructor -> where the trainer keeps them
+CHANGE_PROMPT = {
+    "tools": "tools",
+    "rollout_func": "rollout_func",
+    "environment_factory": "environment_factories",
+}
 
 
 def refuse(args: Any, options: Iterable[tuple[str, str]]) -> None:
@@ -29,9 +35,9 @@ def refuse(args: Any, options: Iterable[tuple[str, str]]) -> None:
             raise ConfigError(f"{name}: {why}", got=value, remedy=f"leave {name} at its default")
 
 
-def refuse_arguments(given: dict[str, Any], names: Iterable[str]) -> None:
-    """The same for arguments of a trainer's constructor."""
-    for name in names:
+def refuse_arguments(given: dict[str, Any]) -> None:
+    """The same for arguments of a trainer's constructor, by name."""
+    for name in CHANGE_PROMPT:
         if given.get(name):
             raise ConfigError(
                 f"{name}: may change the prompt while a completion is sampled",

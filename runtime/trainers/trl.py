@@ -26,7 +26,14 @@ from tiercache.runtime.replay import BranchReplay
 from tiercache.runtime.report import StepReport
 from tiercache.runtime.trainers.fused_head import IGNORED, Scorer, TreeHead
 from tiercache.runtime.trainers.micro_batches import MicroBatch, SliceModel, joined
-from tiercache.runtime.trainers.refusals import ANYWHERE, GRPO, refuse, refuse_arguments, refuse_model
+from tiercache.runtime.trainers.refusals import (
+    ANYWHERE,
+    CHANGE_PROMPT,
+    GRPO,
+    refuse,
+    refuse_arguments,
+    refuse_model,
+)
 
 DPO_STATISTICS = ("entropy", "mean_logits", "is_top1")
 
@@ -50,7 +57,7 @@ class TreeTrainer:
         ConfigError: names an option that is not supported.
     """
 
-    tree_statistics: tuple[str, ...] = ()
+    refused_options: tuple[tuple[str, str], ...] = ANYWHERE
     model: Any
     ref_model: Any
     accelerator: Any
@@ -64,9 +71,10 @@ class TreeTrainer:
         **kwargs: Any,
     ) -> None:
         config = kwargs.get("args") or next((a for a in args if hasattr(a, "learning_rate")), None)
-        refuse(config, ANYWHERE)
-        refuse_arguments(kwargs, ("tools", "rollout_func", "environment_factory"))
+        refuse(config, self.refused_options)
+        refuse_arguments(kwargs)
         super().__init__(*args, **kwargs)
+        refuse_arguments({name: getattr(self, attribute, None) for name, attribute in CHANGE_PROMPT.items()})
         refuse_model(self)
         self.tree_store = store
         self.tree_options = {
@@ -82,6 +90,11 @@ class TreeTrainer:
             causal = self._causal(self.ref_model)
             self.reference = Reference(causal, store, max_prompts=reference_prompts, **self.tree_options)
             self._reference_head = self._attach(causal, self.reference)
+
+    @property
+    def tree_statistics(self) -> tuple[str, ...]:
+        """What the loss and its metrics want of each token's distribution beside its log-probability."""
+        return ()
 
     def _causal(self, model: Any) -> Any:
         """The causal LM inside accelerate's and PEFT's wrappers."""
@@ -145,10 +158,7 @@ class TierGRPOTrainer(TreeTrainer, GRPOTrainer):
     """
 
     tree_statistics = ("entropy",)
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        refuse(kwargs.get("args"), GRPO)
-        super().__init__(*args, **kwargs)
+    refused_options = (*ANYWHERE, *GRPO)
 
     def _micro_batch(self, inputs: Any) -> MicroBatch:
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
@@ -171,7 +181,10 @@ class TierDPOTrainer(TreeTrainer, DPOTrainer):
     Chosen and rejected completions of a prompt are branches of it, and equal prompts of a step are one.
     """
 
-    tree_statistics = DPO_STATISTICS
+    @property
+    def tree_statistics(self) -> tuple[str, ...]:
+        """Those of TRL's metrics, and what weighted preferences need."""
+        return (*DPO_STATISTICS, "log_sum_sq_probs") if self.use_weighting else DPO_STATISTICS
 
     def _micro_batch(self, inputs: Any) -> MicroBatch:
         labels = inputs["input_ids"].masked_fill(inputs["completion_mask"] == 0, IGNORED)

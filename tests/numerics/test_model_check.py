@@ -5,6 +5,7 @@ import model_zoo
 import pytest
 import torch
 import trees
+from accelerate.utils import convert_outputs_to_fp32
 from plain_model import build_plain
 from runs import objective_gradients, replay_gradients, replay_of
 from torch import nn
@@ -44,6 +45,25 @@ def test_supported_families_pass(name):
     assert all(torch.equal(before[n], p) for n, p in model.state_dict().items())
     assert model.training
     assert model.config._attn_implementation == "eager"
+
+
+def test_a_forward_that_a_trainer_wrapped_in_mixed_precision_passes():
+    model = model_zoo.build("llama", dtype=torch.float32, hidden_size=64, num_hidden_layers=4)
+    model.forward = convert_outputs_to_fp32(torch.autocast("cpu", torch.bfloat16)(model.forward))
+    _construct(model)
+    model.model.layers[1].forward = _leaking(model.model.layers[1].forward)
+    with pytest.raises(ModelRefusedError, match=r"model\.layers\.1"):
+        _construct(model)
+
+
+def _leaking(forward):
+    """A layer that lets tokens see the mean of all before them in the same call."""
+
+    def run(hidden, *args, **kwargs):
+        ones = torch.arange(1, 1 + hidden.shape[1]).view(1, -1, 1)
+        return forward(hidden + 3 * hidden.cumsum(1) / ones, *args, **kwargs)
+
+    return run
 
 
 @pytest.mark.parametrize("name", REASONS)

@@ -1,5 +1,7 @@
 """Transformers' Trainer, Lightning and accelerate: the same parameters as without a store."""
 
+from contextlib import nullcontext
+
 import dense
 import model_zoo
 import pytest
@@ -10,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from tiercache import open_store
-from tiercache.runtime import BranchReplay
+from tiercache.runtime import BranchReplay, offload
 
 pytestmark = [
     tiny_trl.WARNINGS,
@@ -100,7 +102,7 @@ def test_lightning(tmp_path, store, kind):
     assert store.stats().pages == 0
 
 
-def _accelerate(rows, store, precision):
+def _accelerate(rows, store, precision, context=nullcontext()):  # noqa: B008 - holds nothing
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
 
@@ -112,7 +114,7 @@ def _accelerate(rows, store, precision):
     options = {"min_shared_tokens": 1, "check_model": False}
     replay = BranchReplay(model, store, **options) if store is not None else None
     for half in (rows[: len(rows) // 2], rows[len(rows) // 2 :]):
-        with accelerator.accumulate(prepared), accelerator.autocast():
+        with accelerator.accumulate(prepared), accelerator.autocast(), context:
             logps = replay.logprobs(*trees.pad(half)) if replay else dense.logprobs(model, half)
             accelerator.backward(logps.sum())
     return dense.gradients(model)
@@ -130,3 +132,14 @@ def test_accelerate_in_bf16_is_no_further_from_fp32_than_dense_training(store):
     noise = dense.relative_l2(_accelerate(rows, None, "bf16"), exact)
     error = dense.relative_l2(_accelerate(rows, store, "bf16"), exact)
     assert 1e-4 < error < 1.5 * noise
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_offload_inside_accelerate_is_bit_for_bit(store, precision):
+    rows = trees.make_case("depth_3").rows
+    want = _accelerate(rows, None, precision)
+    got = _accelerate(rows, None, precision, offload(store, **OFFLOAD))
+    assert want.keys() == got.keys()
+    assert all(torch.equal(got[name], want[name]) for name in want)
+    assert store.stats().puts > 0
+    assert store.stats().pages == 0

@@ -1,18 +1,21 @@
 """TRL over a store: adapters, evaluation, checkpoints, the user's own subclass, and what is refused by name."""
 
+from types import SimpleNamespace
+
 import pytest
+import quantised
 import tiny_trl
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import PromptTuningConfig, get_peft_model
 from trl import DPOTrainer, GRPOTrainer
 
 from tiercache import open_store
 from tiercache.errors import ConfigError
+from tiercache.runtime.trainers.refusals import refuse_model
 from tiercache.runtime.trainers.trl import TierDPOTrainer, TierGRPOTrainer, TreeTrainer
 
 pytestmark = [tiny_trl.WARNINGS, pytest.mark.filterwarnings("ignore::UserWarning")]
-PROMPTS_SHARED = {"min_shared_tokens": 16}
-LORA = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+PAIRS = [(GRPOTrainer, TierGRPOTrainer), (DPOTrainer, TierDPOTrainer)]
 
 
 @pytest.fixture(scope="module")
@@ -26,43 +29,28 @@ def store():
         yield opened
 
 
-def build(trainer, folder, store=None, model=None, watch=None, **config):
-    given = {} if store is None else {"store": store, "replay_options": PROMPTS_SHARED}
-    common = {
-        "model": model or tiny_trl.load_model(folder),
-        "processing_class": tiny_trl.tokenizer(),
-        "callbacks": [watch] if watch else None,
-        **given,
-    }
-    if issubclass(trainer, GRPOTrainer):
-        return trainer(
-            reward_funcs=tiny_trl.reward,
-            args=tiny_trl.grpo_config(folder, **{"max_steps": 3, **config}),
-            train_dataset=tiny_trl.prompts(),
-            eval_dataset=tiny_trl.prompts(2),
-            **common,
-        )
-    args = tiny_trl.dpo_config(folder, **{"max_steps": 3, **config})
-    return trainer(args=args, train_dataset=tiny_trl.pairs(), eval_dataset=tiny_trl.pairs(4), **common)
-
-
-def distance(plain, tier, folder, store, make_model=None, **config):
-    watches = []
-    for kind, given in ((plain, None), (tier, store)):
-        watches.append(tiny_trl.Watch())
+def distance(plain, tier, folder, store, make_model=lambda: None, **config):
+    """Of the parameters of our run from those of TRL's."""
+    ways = []
+    for trainer, given in ((plain, None), (tier, store)):
         torch.manual_seed(0)
-        model = make_model() if make_model else None
-        build(kind, folder, given, model, watches[-1], **config).train()
-    return watches[1].distance(watches[0])
+        model = make_model()
+        ways.append(tiny_trl.train(trainer, folder, given, model=model, **{"max_steps": 3, **config})[1])
+    return ways[1].distance(ways[0])
 
 
-def adapted(folder):
-    return get_peft_model(tiny_trl.load_model(folder), LORA)
-
-
-@pytest.mark.parametrize("pair", [(GRPOTrainer, TierGRPOTrainer), (DPOTrainer, TierDPOTrainer)])
-def test_lora_follows_trl(folder, store, pair):
-    assert distance(*pair, folder, store, make_model=lambda: adapted(folder)) <= 1e-3
+@pytest.mark.parametrize(
+    ("pair", "load"),
+    [
+        (PAIRS[0], tiny_trl.load_model),
+        (PAIRS[1], quantised.load_quantised),
+        pytest.param(PAIRS[0], quantised.load_quantised, marks=pytest.mark.long),
+        pytest.param(PAIRS[1], tiny_trl.load_model, marks=pytest.mark.long),
+    ],
+    ids=["lora_grpo", "qlora_dpo", "qlora_grpo", "lora_dpo"],
+)
+def test_adapters_follow_trl(folder, store, pair, load):
+    assert distance(*pair, folder, store, make_model=lambda: quantised.adapted(load(folder))) <= 1e-3
 
 
 @pytest.mark.parametrize(
@@ -81,9 +69,18 @@ def test_grpo_options_follow_trl(folder, store, config):
     assert distance(GRPOTrainer, TierGRPOTrainer, folder, store, **config) <= 1e-3
 
 
-@pytest.mark.long
-def test_dpo_options_follow_trl(folder, store):
-    config = {"loss_type": ["ipo", "sft"], "precompute_ref_log_probs": False}
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"use_weighting": True, "max_steps": 2},
+        pytest.param({"loss_type": ["ipo", "sft"], "precompute_ref_log_probs": True}, marks=pytest.mark.long),
+        pytest.param(
+            {"ld_alpha": 0.5, "sync_ref_model": True, "ref_model_sync_steps": 1}, marks=pytest.mark.long
+        ),
+    ],
+    ids=["weighted", "two_losses", "moving_reference"],
+)
+def test_dpo_options_follow_trl(folder, store, config):
     assert distance(DPOTrainer, TierDPOTrainer, folder, store, **config) <= 1e-3
 
 
@@ -101,26 +98,30 @@ def test_a_subclass_of_ones_own(folder, store):
     assert distance(Mine, MineOverStore, folder, store, **config) <= 1e-3
 
 
-@pytest.mark.parametrize("pair", [(GRPOTrainer, TierGRPOTrainer), (DPOTrainer, TierDPOTrainer)])
+@pytest.mark.parametrize("pair", PAIRS)
 def test_evaluation_gives_trls_loss(folder, store, pair):
-    torch.manual_seed(0)
-    want = build(pair[0], folder, per_device_eval_batch_size=4).evaluate()
-    torch.manual_seed(0)
-    got = build(pair[1], folder, store, per_device_eval_batch_size=4).evaluate()
-    assert got["eval_loss"] == pytest.approx(want["eval_loss"], rel=1e-4, abs=1e-6)
+    found = []
+    for trainer, given in zip(pair, (None, store), strict=True):
+        torch.manual_seed(0)
+        found.append(tiny_trl.build(trainer, folder, given, per_device_eval_batch_size=4).evaluate())
+    assert found[1]["eval_loss"] == pytest.approx(found[0]["eval_loss"], rel=1e-4, abs=1e-6)
     assert store.stats().pages == 0
 
 
-def test_a_checkpoint_resumes(folder, store, tmp_path):
-    config = {"save_strategy": "steps", "save_steps": 2, "output_dir": str(tmp_path), "max_steps": 4}
-    whole, again = tiny_trl.Watch(), tiny_trl.Watch()
-    build(TierDPOTrainer, folder, store, watch=whole, **config).train()
-    build(TierDPOTrainer, folder, store, watch=again, **config).train(
-        resume_from_checkpoint=str(tmp_path / "checkpoint-2")
-    )
+@pytest.mark.parametrize("trainer", [TierGRPOTrainer, TierDPOTrainer])
+def test_a_resumed_run_is_the_uninterrupted_one(folder, store, tmp_path, trainer):
+    """Evaluated on the way, which must not disturb a step either."""
+    config = {
+        "save_strategy": "steps", "save_steps": 2, "output_dir": str(tmp_path), "max_steps": 4,
+        "eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4,
+    }  # fmt: skip
+    _, whole = tiny_trl.train(trainer, folder, store, **config)
+    _, again = tiny_trl.train(trainer, folder, store, resume=tmp_path / "checkpoint-2", **config)
     assert len(again.vectors) == 1 + 2
-    moved = (whole.vectors[-1] - whole.vectors[0]).norm()
+    moved = (whole.vectors[-1] - whole.vectors[2]).norm()
+    assert (again.vectors[0] - whole.vectors[2]).norm() <= 1e-6 * moved
     assert (again.vectors[-1] - whole.vectors[-1]).norm() <= 1e-3 * moved
+    assert store.stats().pages == 0
 
 
 @pytest.mark.parametrize(
@@ -136,18 +137,39 @@ def test_a_checkpoint_resumes(folder, store, tmp_path):
 )
 def test_unsupported_options_are_refused_by_name(folder, store, trainer, config):
     with pytest.raises(ConfigError, match=next(iter(config))):
-        build(trainer, folder, store, **config)
+        tiny_trl.build(trainer, folder, store, **config)
+
+
+def test_an_option_is_refused_wherever_the_config_stands(folder, store):
+    config = tiny_trl.grpo_config(folder, entropy_coef=0.1)
+    with pytest.raises(ConfigError, match="entropy_coef"):
+        TierGRPOTrainer(tiny_trl.load_model(folder), tiny_trl.reward, config, store=store)
+
+
+@pytest.mark.parametrize(
+    ("state", "name"),
+    [
+        ({"_is_vlm": True, "processing_class": None}, "processing_class"),
+        ({"is_fsdp_enabled": True}, "fsdp"),
+        ({"aux_loss_enabled": True, "router_aux_loss_coef": 0.01}, "router_aux_loss_coef"),
+    ],
+    ids=["images", "fsdp", "auxiliary_loss"],
+)
+def test_what_only_the_built_trainer_knows_is_refused_by_name(state, name):
+    built = {"_is_vlm": False, "is_fsdp_enabled": False, "aux_loss_enabled": False}
+    refuse_model(SimpleNamespace(**built))
+    with pytest.raises(ConfigError, match=name):
+        refuse_model(SimpleNamespace(**{**built, **state}))
+
+
+def test_virtual_tokens_are_refused_by_name(folder, store):
+    config = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
+    model = get_peft_model(tiny_trl.load_model(folder), config)
+    with pytest.raises(ConfigError, match="peft_config: PromptTuningConfig"):
+        tiny_trl.build(TierDPOTrainer, folder, store, model=model)
 
 
 @pytest.mark.parametrize("name", ["tools", "rollout_func", "environment_factory"])
 def test_unsupported_arguments_are_refused_by_name(folder, store, name):
     with pytest.raises(ConfigError, match=name):
-        TierGRPOTrainer(
-            tiny_trl.load_model(folder),
-            tiny_trl.reward,
-            args=tiny_trl.grpo_config(folder),
-            train_dataset=tiny_trl.prompts(),
-            processing_class=tiny_trl.tokenizer(),
-            store=store,
-            **{name: [print]},
-        )
+        tiny_trl.build(TierGRPOTrainer, folder, store, given={name: [print]})

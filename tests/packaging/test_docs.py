@@ -32,9 +32,15 @@ scored = torch.arange(304).expand(3, -1) >= 300
 advantages = torch.tensor([1.0, -1.0, 0.5])
 """
 }
-_TINY = """
-import tempfile, warnings, torch
-warnings.simplefilter("ignore")  # of the libraries, about their own names
+# what the libraries say about their own names
+_QUIET = """
+import warnings
+warnings.simplefilter("ignore")
+"""
+_TINY = (
+    _QUIET
+    + """
+import tempfile, torch
 from transformers import LlamaConfig, LlamaForCausalLM
 folder = tempfile.mkdtemp()
 def build():
@@ -48,6 +54,7 @@ advantages = torch.tensor([1.0, -1.0, 0.5])
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 batches = [(input_ids, attention_mask, scored)] * 2
 """
+)
 # accelerate keeps one state a process
 _FRESH_ACCELERATE = """
 from accelerate.state import AcceleratorState
@@ -61,29 +68,9 @@ saved = tiny_trl.save_model(__import__("pathlib").Path(tempfile.mkdtemp()))
 model, tokenizer, reward = tiny_trl.load_model(saved), tiny_trl.tokenizer(), tiny_trl.reward
 dataset, config = tiny_trl.prompts(), tiny_trl.grpo_config(saved, max_steps=1)
 """,
-    "docs/attach-transformers.md": _TINY
-    + """
-from transformers import TrainingArguments
-dataset = [{"input_ids": row, "labels": row} for row in input_ids[:, :20]]
-args = TrainingArguments(output_dir=folder, use_cpu=True, report_to="none", save_strategy="no", max_steps=1,
-                         disable_tqdm=True)
-""",
-    "docs/attach-accelerate.md": _TINY + _FRESH_ACCELERATE,
-    "docs/attach-lightning.md": _TINY
-    + """
-import lightning
-class Module(lightning.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.net = torch.nn.Linear(8, 1)
-    def training_step(self, batch, index):
-        return self.net(batch).pow(2).mean()
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), 0.1)
-module, loader = Module(), torch.utils.data.DataLoader(torch.randn(4, 8), batch_size=2)
-quiet = {"default_root_dir": folder, "accelerator": "cpu", "logger": False, "enable_checkpointing": False,
-         "enable_progress_bar": False, "enable_model_summary": False}
-""",
+    "docs/attach-transformers.md": _QUIET,
+    "docs/attach-lightning.md": _QUIET,
+    "docs/attach-accelerate.md": _QUIET + _FRESH_ACCELERATE,
     "docs/attach-distributed.md": _TINY
     + """
 import os, socket
@@ -127,6 +114,14 @@ def run_blocks(page: str) -> int:
 @pytest.mark.parametrize("page", [page for page in PAGES if "```python" in text_of(page)])
 def test_the_code_of_a_page_runs_from_top_to_bottom(page: str) -> None:
     assert run_blocks(page) == text_of(page).count("```python"), "a block is written so that it is not found"
+
+
+@pytest.mark.parametrize("trainer", ["transformers", "lightning", "accelerate"])
+def test_a_trainers_example_is_a_whole_script_of_at_most_40_lines(trainer: str) -> None:
+    (script,) = BLOCK.findall(text_of(f"docs/attach-{trainer}.md"))
+    assert len(script.splitlines()) <= 40
+    assert "import torch" in script
+    assert "open_store" in script
 
 
 @pytest.mark.parametrize("page", PAGES)
