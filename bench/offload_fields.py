@@ -15,42 +15,67 @@ GOALS = {
     "traps_passed": (">=", 30),
     "trl_step_ratio": ("<=", 0.35),
 }
-NOT_MEASURED = {
-    "trl_step_ratio": "the trainers have a benchmark of their own",
-    "trl_peak_ratio": "the trainers have a benchmark of their own",
-}
+TRL = "trl"  # among the models: GRPO on SmolLM2-135M, by trainers
+OF_BOTH = (
+    "overhead_unlimited",
+    "rss_ratio_disk",
+    "time_ratio_disk",
+    "bytes_moved_over_naive",
+    "budget_overshoot",
+)
+OF_TRL = ("trl_step_ratio", "trl_peak_ratio")
 
-Results = dict[tuple[str, str], list[dict[str, Any]]]
+Runs = dict[tuple[str, str], list[dict[str, Any]]]
 
 
-def compute_fields(results: Results, models: list[str], traps_passed: int | None) -> dict[str, Any]:
-    """All fields. One that both models have is the worse of the two; each model's own carries its name.
+def compute_fields(results: Runs, models: list[str], traps_passed: int | None) -> dict[str, Any]:
+    """All fields, None where what they need did not run.
+
+    One that both models have is the worse of the two; each model's own carries its name.
 
     Args:
         results: (model, contender) -> what its processes left, in order.
         models: those that ran.
         traps_passed: traps all of whose tests passed; None when they were not run.
     """
-    fields: dict[str, Any] = {}
-    of_models = [_of_model(results, model) for model in models]
-    for name in (
-        "overhead_unlimited",
-        "rss_ratio_disk",
-        "time_ratio_disk",
-        "bytes_moved_over_naive",
-        "budget_overshoot",
-    ):
-        fields[name] = max(of_model[name] for of_model in of_models)
-    fields["gradients_equal"] = all(of_model["gradients_equal"] for of_model in of_models)
+    of_models = {model: _of_model(results, model) for model in models if model != TRL}
+    fields: dict[str, Any] = dict.fromkeys((*OF_BOTH, "gradients_equal", *OF_TRL))
+    for name in OF_BOTH if of_models else ():
+        fields[name] = max(of_model[name] for of_model in of_models.values())
+        fields["gradients_equal"] = all(of_model["gradients_equal"] for of_model in of_models.values())
     fields["traps_passed"] = traps_passed
-    for model, of_model in zip(models, of_models, strict=True):
+    for model, of_model in of_models.items():
         fields |= {f"{name}_{model}": value for name, value in of_model.items()}
-    return {**fields, **dict.fromkeys(NOT_MEASURED), "not_measured": NOT_MEASURED}
+    return fields | (_of_trl(results) if TRL in models else {})
 
 
-def _of_model(results: Results, model: str) -> dict[str, Any]:
+def _of_trl(results: Runs) -> dict[str, float]:
+    """Ours over the faster and over the smaller of TRL's two configurations."""
+
     def of(contender: str, what: str) -> float:
-        return median(run[what] for result in results[model, contender] for run in result["runs"])
+        return _median(results, TRL, contender, what)
+
+    fields = {
+        f"trl_{short}_{contender}": of(contender, what)
+        for contender in ("trl", "trl_defaults", "trl_ours")
+        for short, what in (("s", "seconds"), ("peak_bytes", "peak_bytes"))
+    }
+    return {
+        "trl_step_ratio": of("trl_ours", "seconds")
+        / min(of("trl", "seconds"), of("trl_defaults", "seconds")),
+        "trl_peak_ratio": of("trl_ours", "peak_bytes")
+        / min(of("trl", "peak_bytes"), of("trl_defaults", "peak_bytes")),
+        **fields,
+    }
+
+
+def _median(results: Runs, model: str, contender: str, what: str) -> float:
+    return median(run[what] for result in results[model, contender] for run in result["runs"])
+
+
+def _of_model(results: Runs, model: str) -> dict[str, Any]:
+    def of(contender: str, what: str) -> float:
+        return _median(results, model, contender, what)
 
     def paired(contender: str) -> float:
         """Median of the ratios of runs that were neighbours in time."""
@@ -86,13 +111,3 @@ def _of_model(results: Results, model: str) -> dict[str, Any]:
         fields[f"time_ratio_{contender}"] = paired(contender)
         fields[f"rss_ratio_{contender}"] = of(contender, "peak_bytes") / of("none", "peak_bytes")
     return fields
-
-
-def missed_goals(fields: dict[str, Any]) -> list[str]:
-    """The goals that were not reached, each in a line; what was not measured is not among them."""
-    lines = []
-    for name, (sign, limit) in GOALS.items():
-        value = fields[name]
-        if value is not None and not (value >= limit if sign == ">=" else value <= limit):
-            lines.append(f"{name} {value:.3f}, goal {sign} {limit}")
-    return lines

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
+from jobs import serve_job
 from offload_contenders import Contender
+from offload_fields import TRL
 from offload_workload import digest_gradients, make_step, zero_gradients
 
 from tiercache.cli.peak_memory import PeakMemory
@@ -20,6 +20,10 @@ def run(job: dict[str, Any], folder: Path) -> dict[str, Any]:
         job: contender, model, steps (timed ones, after one that is not), device_bytes, tiny.
         folder: with the model; gets what goes to disk.
     """
+    if job["model"] == TRL:
+        import offload_trl
+
+        return offload_trl.run(job, folder)
     model, loss = make_step(
         job["model"], folder, tiny=job["tiny"], checkpointed=job["contender"] == "checkpoint"
     )
@@ -33,11 +37,5 @@ def run(job: dict[str, Any], folder: Path) -> dict[str, Any]:
     return {"runs": runs[1:], "gradients": digest_gradients(model), **contender.finish()}
 
 
-def main() -> None:
-    """Entry of the process."""
-    path = Path(sys.argv[1])
-    path.with_suffix(".out.json").write_text(json.dumps(run(json.loads(path.read_text()), path.parent)))
-
-
 if __name__ == "__main__":
-    main()
+    serve_job(run)

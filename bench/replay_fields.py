@@ -112,13 +112,3 @@ def compute_fields(
     if "dense_all_rows" in results:
         fields["dense_s_all_rows"] = runs.seconds("dense_all_rows")
     return fields
-
-
-def missed_goals(fields: dict[str, float]) -> list[str]:
-    """The goals that were not reached, each in a line."""
-    lines = []
-    for name, (sign, limit) in GOALS.items():
-        reached = fields[name] >= limit if sign == ">=" else fields[name] <= limit
-        if not reached:
-            lines.append(f"{name} {fields[name]:.3f}, goal {sign} {limit}")
-    return lines

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+from jobs import serve_job
 from replay_contenders import CONTENDERS, dense
 from replay_workload import BenchRow, Shape, load_weights, make_rows
 
@@ -94,11 +93,5 @@ def run(job: dict[str, Any], folder: Path) -> dict[str, Any]:
     return result
 
 
-def main() -> None:
-    """Entry of the process."""
-    path = Path(sys.argv[1])
-    path.with_suffix(".out.json").write_text(json.dumps(run(json.loads(path.read_text()), path.parent)))
-
-
 if __name__ == "__main__":
-    main()
+    serve_job(run)

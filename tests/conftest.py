@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
 import os
+import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -74,6 +77,18 @@ def trace_data() -> Path:
     found = find_data()
     assert found is not None, "mark the test `data`"
     return found
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
+    """Modules of bench/ by name, as they import one another; forgotten afterwards."""
+    folder = ROOT / "bench"
+    monkeypatch.syspath_prepend(str(folder))
+    before = set(sys.modules)
+    yield importlib.import_module
+    for name in set(sys.modules) - before:
+        if (folder / f"{name}.py").is_file():
+            del sys.modules[name]
 
 
 @pytest.fixture(autouse=True)
