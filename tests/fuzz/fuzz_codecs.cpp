@@ -16,19 +16,13 @@ using namespace tiercache::codec;
 
 namespace {
 
-// One step of a table that training makes; the payload's own table is fuzzed by byte 3 being odd.
+// A table out of the payload's first bytes, or one that training makes where they are none.
 ExponentTable make_table(const std::uint8_t* data, std::size_t size, Prediction prediction) {
-  if (size >= kSymbols) {
-    std::array<std::uint8_t, kSymbols> lengths;
-    std::memcpy(lengths.data(), data, lengths.size());
-    for (auto& length : lengths) length &= 15;
-    try {
-      return {prediction, data[0], lengths};
-    } catch (const Malformed&) {
-    }
-  }
   Counts counts{};
-  for (std::size_t i = 0; i < 40; ++i) counts[110 + i] = std::uint64_t{1} << (i < 20 ? i : 40 - i);
+  if (size >= 40)
+    for (std::size_t i = 0; i < 40; ++i) counts[(data[0] + i) & 255] = data[i];
+  else
+    for (std::size_t i = 0; i < 40; ++i) counts[110 + i] = std::uint64_t{1} << (i < 20 ? i : 40 - i);
   return ExponentTable::train(prediction, counts);
 }
 

@@ -19,7 +19,7 @@ from tiercache.codecs.views import contiguous_bytes, num_tensor_bytes, require_r
 from tiercache.entry import PageKey
 from tiercache.errors import CodecError
 
-_PLANES, _OWN_TABLE, _NAMED_TABLE = 0, 1, 2
+_PLANES, _OWN_TABLE, _NAMED_TABLE = 0, 3, 4  # numbers are never given again to another format
 _HALF = 0x10  # fp32 whose lower halves are zero: the upper halves are coded as bf16
 _TRAIN_BLOCKS = 4
 _DRIFT = 1.02  # a page whose exponents take more than this over a fresh table gets its own
@@ -39,7 +39,7 @@ def block_columns(shape: tuple[int, ...]) -> int:
 
 
 class ExponentCodec(Codec):
-    """Sign and mantissa as a byte, the exponent as a Huffman code of its distance from a prediction.
+    """Sign and mantissa as a byte, the exponent as a short code of its distance from a prediction.
 
     The first byte says how the page is coded; then its table, or the id of one in the table store; then the
     body of `codec_exponent.hpp`. Other dtypes are stored as the const codec stores them, fp32 made from bf16
@@ -119,7 +119,7 @@ class ExponentCodec(Codec):
         counts = np.zeros(257, np.uint64)
         used = self._write(words, cols, table, id_bytes, out, counts)
         # Other predictions than the table's are only seen by training, so that is done now and then.
-        moved = table.cost_bits(counts) > _DRIFT * table.fresh_bits(counts)
+        moved = table.cost_bits(counts) > _DRIFT * ExponentTable.fresh_bits(counts)
         if not moved and not self._is_retraining_due(place):
             self._moved.pop(place, None)
             return used

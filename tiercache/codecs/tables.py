@@ -9,31 +9,27 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tiercache._core import ExponentTable
 from tiercache.errors import CodecError
 
 Place = tuple[int, str]  # layer and kind of a page
 
-TABLE_BYTES = 18
+TABLE_BYTES = 40
 ID_BYTES = 8
-_FORMAT = 1
+_LEVELS = 6
+_FORMAT = 2
 
 
 def pack_table(table: ExponentTable) -> bytes:
-    """A table as 18 bytes: prediction, base, 32 code lengths of 4 bits."""
-    lengths = np.frombuffer(table.lengths, np.uint8)
-    return bytes([table.prediction, table.base]) + (lengths[0::2] | lengths[1::2] << 4).tobytes()
+    """A table as 40 bytes: prediction, base, ranks of 6 levels, symbols of 32 ranks."""
+    return bytes([table.prediction, table.base, *table.levels, *table.order])
 
 
 def unpack_table(packed: bytes) -> ExponentTable:
-    """The table of 18 bytes. Raises CodecError when they are none."""
+    """The table of 40 bytes. Raises CodecError when they are none."""
     if len(packed) != TABLE_BYTES:
         raise CodecError("exponent table has the wrong size", got=len(packed), limit=TABLE_BYTES)
-    pairs = np.frombuffer(packed[2:], np.uint8)
-    lengths = np.stack([pairs & 15, pairs >> 4], axis=1).reshape(-1)
-    return ExponentTable(packed[0], packed[1], np.ascontiguousarray(lengths))
+    return ExponentTable(packed[0], packed[1], list(packed[2 : 2 + _LEVELS]), list(packed[2 + _LEVELS :]))
 
 
 def table_id(packed: bytes) -> bytes:

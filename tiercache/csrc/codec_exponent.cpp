@@ -89,8 +89,8 @@ void exponent_decode(const std::uint8_t* body, std::size_t size, std::uint16_t* 
   for_each(grid.num_blocks, threads, [&](std::size_t b) {
     const std::uint8_t* means =
         body + 4 * grid.num_blocks + b / grid.segment_blocks * grid.segment_bytes(table.prediction);
-    decode_block(body + offsets[b], offsets[b + 1] - offsets[b], x + grid.begin(b), grid.rows(b), cols, table,
-                 means, k);
+    decode_block(body + offsets[b], offsets[b + 1] - offsets[b], size - offsets[b], x + grid.begin(b),
+                 grid.rows(b), cols, table, means, k);
   });
   if (grid.tail != 0) std::memcpy(x + n - grid.tail, body + size - 2 * grid.tail, 2 * grid.tail);
 }

@@ -4,24 +4,23 @@
 // body   := u32 block_bytes[num_blocks], segments[]?, blocks, the elements that fill no row (2 bytes each)
 // segment := u8 mean, u8 channel_mean[cols]: of about 1024 rows, with a prediction by channels
 // block  := u8 0, u16 elements                                                  stored
-//         | u8 1, u8 grand_mean, u32 num_escapes, u32 stream_bytes[4],
-//           u8 row_mean[rows]?, u8 sign_mantissa[n],
-//           streams, u8 escapes[]                                               coded
-// A block has `rows` whole rows of `cols` elements; its vectors of 64 elements are dealt to 4 streams in
-// consecutive quarters.
+//         | u8 1, u8 grand_mean, u32 num_escapes, u32 sizes[levels][2],
+//           u8 row_mean[rows]?, u8 sign_mantissa[n], planes, u8 escapes[]       coded
+// planes := for each level: u64 a[], u64 b[]?, u8 c[]?: bits of the elements that it holds, 64 a word, and of
+//           those that have a third bit, in order; sizes[level] says how many elements and how many third
+//           bits
+// A block has `rows` whole rows of `cols` elements, in vectors of 64.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
 #include "codec_base.hpp"
-#include "codec_huffman.hpp"
+#include "codec_levels.hpp"
 
 namespace tiercache::codec {
 
 constexpr std::size_t kBlock = 65536;  // elements
 constexpr std::size_t kVector = 64;    // elements
-constexpr int kStreams = 4;
-constexpr std::size_t kCodedHeader = 22;
 
 // Upper bound of what encode writes for n elements. `cols` is a multiple of 64, at most kBlock.
 std::size_t exponent_bound(std::size_t n, std::size_t cols);

@@ -10,9 +10,9 @@
 
 namespace tiercache::codec {
 
-const ExponentKernels kExponentAvx2 = {exponent_avx2::split,        exponent_avx2::row_sums,
+const ExponentKernels kExponentAvx2 = {exponent_avx2::split, exponent_avx2::row_sums,
                                        exponent_avx2::channel_sums, exponent_avx2::encode,
-                                       exponent_avx2::decode,       exponent_avx2::merge};
+                                       exponent_avx2::decode};
 
 }  // namespace tiercache::codec
 #endif

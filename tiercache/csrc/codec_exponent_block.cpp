@@ -6,15 +6,19 @@
 namespace tiercache::codec {
 namespace {
 
+constexpr std::size_t kCodedHeader = 6;    // before the bits of each level
 constexpr std::size_t kSampledRows = 256;  // sums of a channel fit 16 bits up to 257
+// All planes and escapes that a block can have, and what a decoder may read past them.
+constexpr std::size_t kPaddedRoom = kMaxLevels * kLevelBits * (kBlock / 8) + 2 * kBlock + kOverread;
 
 // One thread's working memory, kept for its life: pages come by the thousand.
 struct Scratch {
   std::uint8_t exponents[kBlock];
   std::uint8_t rest[kBlock];
-  std::uint8_t streams[kStreams][kQuarterRoom];
+  std::uint8_t planes[kMaxLevels][kLevelBits][kPlaneRoom];
   std::uint8_t escapes[kBlock + kVector];
-  std::uint8_t symbols[kStreams * kQuarterStride];
+  std::uint8_t padded[kPaddedRoom];
+  std::uint8_t work[2][kBlock + 2 * kVector];
   std::uint8_t row_mean[kBlock / kVector];
   std::uint8_t channel_mean[kBlock];
   std::uint32_t row_sums[kBlock / kVector];
@@ -67,6 +71,31 @@ std::size_t store_block(const std::uint16_t* x, std::size_t n, std::uint8_t* out
   return stored_bytes(n);
 }
 
+// Byte offsets of the parts of a coded block.
+struct BlockLayout {
+  std::size_t levels;
+  std::size_t row_mean;
+  std::size_t rest;
+  std::size_t planes;
+
+  BlockLayout(const ExponentTable& table, std::size_t rows, std::size_t n)
+      : levels(static_cast<std::size_t>(table.num_levels)),
+        row_mean(kCodedHeader + 8 * levels),
+        rest(row_mean + (has_rows(table.prediction) ? rows : 0)),
+        planes(rest + n) {}
+};
+
+// Calls visit(plane, bytes) for each plane in the order in which they lie in a block.
+template <class Byte, class Visit>
+void for_planes(const ExponentTable& table, Levels<Byte>& levels, const Visit& visit) {
+  for (std::size_t l = 0; l < static_cast<std::size_t>(table.num_levels); ++l) {
+    const std::size_t words = num_vectors(levels.sizes[l][0]);
+    visit(levels.planes[l][0], 8 * words);
+    if (has_b(table.levels[l])) visit(levels.planes[l][1], 8 * words);
+    if (has_c(table.levels[l])) visit(levels.planes[l][2], (levels.sizes[l][1] + std::size_t{7}) / 8);
+  }
+}
+
 std::uint8_t* append(std::uint8_t* out, const void* from, std::size_t size) {
   std::memcpy(out, from, size);
   return out + size;
@@ -113,29 +142,31 @@ std::size_t encode_block(const std::uint16_t* x, std::size_t rows, std::size_t c
                          const ExponentKernels& k, Counts* counts) {
   Scratch& s = scratch();
   const std::size_t n = rows * cols;
-  const std::size_t row_bytes = has_rows(table.prediction) ? rows : 0;
-  std::uint8_t* const rest = out + kCodedHeader + row_bytes;
-  if (kCodedHeader + row_bytes + n > stored_bytes(n)) return store_block(x, n, out);
-  k.split(x, n, s.exponents, rest);
+  const BlockLayout at(table, rows, n);
+  if (at.planes > stored_bytes(n)) return store_block(x, n, out);
+  k.split(x, n, s.exponents, out + at.rest);
   const BlockShape shape = predict_block(s, rows, cols, table.prediction, means, k);
-  EncodeSink sink{{s.streams[0], s.streams[1], s.streams[2], s.streams[3]}, {}, s.escapes, 0, counts};
+  EncodeSink sink{{}, s.escapes, 0, counts, {s.work[0], s.work[1]}};
+  for (std::size_t l = 0; l < at.levels; ++l)
+    for (std::size_t b = 0; b < kLevelBits; ++b) sink.levels.planes[l][b] = s.planes[l][b];
   k.encode(s.exponents, shape, table, sink);
-  std::size_t size = static_cast<std::size_t>(rest - out) + n + sink.num_escapes;
-  for (const std::size_t bytes : sink.stream_bytes) size += bytes;
+  std::size_t size = at.planes + sink.num_escapes;
+  for_planes(table, sink.levels, [&](const std::uint8_t*, std::size_t bytes) { size += bytes; });
   if (size >= stored_bytes(n)) return store_block(x, n, out);
   out[0] = 1;
   out[1] = static_cast<std::uint8_t>(shape.level + 32);
   store(out + 2, static_cast<std::uint32_t>(sink.num_escapes));
-  for (int i = 0; i < kStreams; ++i) store(out + 6 + 4 * i, static_cast<std::uint32_t>(sink.stream_bytes[i]));
-  append(out + kCodedHeader, s.row_mean, row_bytes);
-  std::uint8_t* at = rest + n;
-  for (int i = 0; i < kStreams; ++i) at = append(at, sink.streams[i], sink.stream_bytes[i]);
-  append(at, s.escapes, sink.num_escapes);
+  for (std::size_t l = 0; l < at.levels; ++l) store(out + kCodedHeader + 8 * l, sink.levels.sizes[l]);
+  append(out + at.row_mean, s.row_mean, at.rest - at.row_mean);
+  std::uint8_t* to = out + at.planes;
+  for_planes(table, sink.levels,
+             [&](const std::uint8_t* plane, std::size_t bytes) { to = append(to, plane, bytes); });
+  append(to, s.escapes, sink.num_escapes);
   return size;
 }
 
-void decode_block(const std::uint8_t* block, std::size_t size, std::uint16_t* x, std::size_t rows,
-                  std::size_t cols, const ExponentTable& table, const std::uint8_t* means,
+void decode_block(const std::uint8_t* block, std::size_t size, std::size_t readable, std::uint16_t* x,
+                  std::size_t rows, std::size_t cols, const ExponentTable& table, const std::uint8_t* means,
                   const ExponentKernels& k) {
   const std::size_t n = rows * cols;
   if (size == 0) throw Malformed("exponent payload: an empty block");
@@ -144,26 +175,36 @@ void decode_block(const std::uint8_t* block, std::size_t size, std::uint16_t* x,
     std::memcpy(x, block + 1, 2 * n);
     return;
   }
-  if (block[0] != 1 || size < kCodedHeader) throw Malformed("exponent payload: an unknown block");
   Scratch& s = scratch();
-  const std::size_t num_escapes = load<std::uint32_t>(block + 2);
-  const std::size_t row_bytes = has_rows(table.prediction) ? rows : 0;
-  StreamSource source{};
-  std::uint64_t need = kCodedHeader + row_bytes + n;
-  for (int i = 0; i < kStreams; ++i) {
-    source.streams[i] = block + need;
-    source.stream_bytes[i] = load<std::uint32_t>(block + 6 + 4 * i);
-    need += source.stream_bytes[i];
-    if (need > size) throw Malformed("exponent payload: a stream longer than its block");
+  const BlockLayout at(table, rows, n);
+  if (block[0] != 1 || size < at.planes) throw Malformed("exponent payload: an unknown block");
+  DecodeSource source{block + at.rest, {}, nullptr, load<std::uint32_t>(block + 2), {s.work[0], s.work[1]}};
+  std::size_t coded = source.num_escapes;
+  std::uint32_t most = load<std::uint32_t>(block + 2);
+  for (std::size_t l = 0; l < at.levels; ++l) {
+    auto& sizes = source.levels.sizes[l];
+    sizes = load<std::array<std::uint32_t, 2>>(block + kCodedHeader + 8 * l);
+    most = std::max({most, sizes[0], sizes[1]});
   }
-  if (need + num_escapes != size)
+  if (most > n || source.levels.sizes[0][0] != n)
+    throw Malformed("exponent payload: a block's parts don't fit its elements");
+  for_planes(table, source.levels, [&](const std::uint8_t*, std::size_t bytes) { coded += bytes; });
+  if (at.planes + coded != size)
     throw Malformed("exponent payload: a block's parts don't add up to its size");
+  const std::uint8_t* from = block + at.planes;
+  if (readable < size + n + kOverread) {  // a damaged plane could lead a decoder past the page's end
+    std::memcpy(s.padded, from, coded);
+    from = s.padded;
+  }
+  for_planes(table, source.levels, [&](const std::uint8_t*& plane, std::size_t bytes) {
+    plane = from;
+    from += bytes;
+  });
+  source.escapes = from;
   BlockShape shape = neutral_shape(s, rows, cols, table.prediction, means);
   shape.level = static_cast<std::uint8_t>(block[1] - 32);
-  if (row_bytes != 0) shape.row_mean = block + kCodedHeader;
-  if (!k.decode(source, table, n / kVector, s.symbols)) throw Malformed("exponent payload: a damaged stream");
-  if (!k.merge(s.symbols, block + kCodedHeader + row_bytes, shape, table, block + need, num_escapes, x))
-    throw Malformed("exponent payload: the escapes don't match the symbols");
+  if (has_rows(table.prediction)) shape.row_mean = block + at.row_mean;
+  if (!k.decode(source, shape, table, x)) throw Malformed("exponent payload: a damaged block");
 }
 
 void count_block(const std::uint16_t* x, std::size_t rows, std::size_t cols, Prediction prediction,

@@ -57,9 +57,9 @@ std::size_t encode_block(const std::uint16_t* x, std::size_t rows, std::size_t c
                          const ExponentTable& table, const std::uint8_t* means, std::uint8_t* out,
                          const ExponentKernels& k, Counts* counts);
 
-// Throws Malformed.
-void decode_block(const std::uint8_t* block, std::size_t size, std::uint16_t* x, std::size_t rows,
-                  std::size_t cols, const ExponentTable& table, const std::uint8_t* means,
+// `readable` bytes from `block` on are the page's own. Throws Malformed.
+void decode_block(const std::uint8_t* block, std::size_t size, std::size_t readable, std::uint16_t* x,
+                  std::size_t rows, std::size_t cols, const ExponentTable& table, const std::uint8_t* means,
                   const ExponentKernels& k);
 
 // Adds a block's exponents against their predictions to `counts`.

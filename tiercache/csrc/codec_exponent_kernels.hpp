@@ -1,5 +1,6 @@
 // What a path of the exponent codec implements. The three paths agree bit for bit.
 #pragma once
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -17,18 +18,44 @@ struct BlockShape {
   const std::uint8_t* channel_mean;  // [cols]
 };
 
-// Where coded symbols and escapes of one block go. `streams[k]` has room for quarter_room() bytes.
-struct EncodeSink {
-  std::uint8_t* streams[kStreams];
-  std::size_t stream_bytes[kStreams];
-  std::uint8_t* escapes;  // room for a block and one vector
-  std::size_t num_escapes;
-  Counts* counts;  // or null
+// The levels of a block: planes a and b of 64 elements a word, plane c of those elements that have it.
+template <class Byte>
+struct Levels {
+  std::array<std::array<Byte*, kLevelBits>, kMaxLevels> planes;
+  std::array<std::array<std::uint32_t, 2>, kMaxLevels> sizes;  // elements, and bits of plane c
 };
 
-struct StreamSource {
-  const std::uint8_t* streams[kStreams];
-  std::size_t stream_bytes[kStreams];
+constexpr std::size_t num_vectors(std::size_t elements) { return (elements + kVector - 1) / kVector; }
+
+// The first elements of a vector that holds `left` of them or 64.
+constexpr std::uint64_t first_elements(std::size_t left) {
+  return left >= kVector ? ~std::uint64_t{0} : (std::uint64_t{1} << left) - 1;
+}
+
+// What a level of so many ranks has.
+constexpr bool has_b(unsigned ranks) { return ranks > 1; }
+constexpr bool has_c(unsigned ranks) { return ranks > 3; }
+
+// Symbols or ranks of the level at work and of the one below it: room for a block and a vector each.
+using Work = std::array<std::uint8_t*, 2>;
+
+// Where the codes of one block go. A plane has room for kPlaneRoom bytes.
+struct EncodeSink {
+  Levels<std::uint8_t> levels;
+  std::uint8_t* escapes;  // room for a block and a vector
+  std::size_t num_escapes;
+  Counts* counts;  // or null
+  Work work;
+};
+
+// Where they come from. Whatever the planes hold, at most a bit an element is taken from plane c and a byte
+// an element from the escapes; beyond that a path may read kOverread bytes more.
+struct DecodeSource {
+  const std::uint8_t* rest;
+  Levels<const std::uint8_t> levels;
+  const std::uint8_t* escapes;
+  std::size_t num_escapes;
+  Work work;
 };
 
 struct ExponentKernels {
@@ -41,13 +68,9 @@ struct ExponentKernels {
                        std::uint16_t* sums);
   void (*encode)(const std::uint8_t* exponents, const BlockShape& shape, const ExponentTable& table,
                  EncodeSink& sink);
-  // Fills symbols: quarter k from symbols + k * quarter_stride(). False when a stream has the wrong length.
-  bool (*decode)(const StreamSource& source, const ExponentTable& table, std::size_t num_vectors,
-                 std::uint8_t* symbols);
-  // Puts the block together. False unless exactly `num_escapes` escapes were met.
-  bool (*merge)(const std::uint8_t* symbols, const std::uint8_t* rest, const BlockShape& shape,
-                const ExponentTable& table, const std::uint8_t* escapes, std::size_t num_escapes,
-                std::uint16_t* x);
+  // Puts the block together. False unless levels and escapes have the sizes that the source says.
+  bool (*decode)(const DecodeSource& source, const BlockShape& shape, const ExponentTable& table,
+                 std::uint16_t* x);
 };
 
 extern const ExponentKernels kExponentPortable;
@@ -56,23 +79,41 @@ extern const ExponentKernels kExponentAvx2;
 extern const ExponentKernels kExponentAvx512;
 #endif
 
-// Vectors in a full quarter of a block of `num_vectors`.
-constexpr std::size_t quarter_vectors(std::size_t num_vectors) {
-  return (num_vectors + kStreams - 1) / kStreams;
-}
-
-// First vector of quarter k, and one past its last.
-constexpr std::size_t quarter_begin(std::size_t num_vectors, int k) {
-  const std::size_t at = quarter_vectors(num_vectors) * static_cast<std::size_t>(k);
-  return at < num_vectors ? at : num_vectors;
-}
-
-// Bytes between quarters of symbols: a decoded look-up may store past a quarter's end.
-constexpr std::size_t kQuarterStride = kBlock / kStreams + 64;
-// Room of one coded quarter.
-constexpr std::size_t kQuarterRoom = kBlock / kStreams * kMaxBits / 8 + 64;
+constexpr std::size_t kPlaneRoom = kBlock / 8 + 16;
+constexpr std::size_t kOverread = kVector;
 
 // An element that is sampled for counts: every 32nd vector.
 constexpr bool is_sampled(std::size_t vector) { return vector % 32 == 5; }
+
+// Bits at..at+n-1 of a plane, n at most 64; reads 9 bytes from the first of them.
+[[gnu::always_inline]] inline std::uint64_t take_bits(const std::uint8_t* plane, std::uint64_t at,
+                                                      unsigned n) {
+  const std::uint8_t* from = plane + (at >> 3);
+  const unsigned shift = at & 7;
+  std::uint64_t bits = load<std::uint64_t>(from) >> shift;
+  if (n + shift > 64) [[unlikely]]
+    bits |= std::uint64_t{from[8]} << (64 - shift);
+  return bits;
+}
+
+// Appends bits to a plane, at most 64 at a time, of which those above `n` are 0.
+struct PlaneWriter {
+  std::uint8_t* plane;
+  std::uint64_t pending = 0;
+
+  [[gnu::always_inline]] inline void put(std::uint64_t at, std::uint64_t bits, unsigned n) {
+    std::uint8_t* to = plane + (at >> 3);
+    const unsigned shift = at & 7;
+    pending |= bits << shift;
+    store(to, pending);
+    const unsigned total = shift + n;
+    if (total < 64) [[likely]] {
+      pending >>= total & 56;
+    } else {
+      pending = shift != 0 ? bits >> (64 - shift) : 0;
+      to[8] = static_cast<std::uint8_t>(pending);
+    }
+  }
+};
 
 }  // namespace tiercache::codec

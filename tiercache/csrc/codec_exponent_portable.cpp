@@ -8,8 +8,8 @@
 
 namespace tiercache::codec {
 
-const ExponentKernels kExponentPortable = {exponent_portable::split,        exponent_portable::row_sums,
+const ExponentKernels kExponentPortable = {exponent_portable::split, exponent_portable::row_sums,
                                            exponent_portable::channel_sums, exponent_portable::encode,
-                                           exponent_portable::decode,       exponent_portable::merge};
+                                           exponent_portable::decode};
 
 }  // namespace tiercache::codec

@@ -42,159 +42,140 @@ TC_TARGET void sample(const std::uint8_t* exponents, const std::uint8_t* predict
   }
 }
 
+// The symbols of 64 exponents against their predictions.
+TC_TARGET inline void symbols64(const std::uint8_t* exponents, const std::uint8_t* prediction,
+                                std::uint8_t base, std::uint8_t* symbols) {
+  for (std::size_t i = 0; i < kVector; ++i) {
+    const auto distance = static_cast<std::uint8_t>(exponents[i] - prediction[i] - base);
+    const std::uint8_t symbol = distance < kDeltas ? distance : std::uint8_t{kEscapeSymbol};
+    symbols[i] = exponents[i] == 0 ? std::uint8_t{kZeroSymbol} : symbol;
+  }
+}
+
+// Writes one level of `size` elements and keeps the symbols of those that go on in `next`; returns how many.
+TC_TARGET std::size_t encode_level(const std::uint8_t* symbols, std::size_t size, std::size_t level,
+                                   const ExponentTable& table, Levels<std::uint8_t>& out,
+                                   std::uint8_t* next) {
+  const unsigned num_ranks = table.levels[level];
+  const std::uint8_t* codes = table.code_of[level].data();
+  PlaneWriter thirds{out.planes[level][2]};
+  std::uint64_t num_thirds = 0;
+  std::size_t going_on = 0;
+  for (std::size_t v = 0; v < num_vectors(size); ++v) {
+    std::uint64_t a = 0, b = 0, c = 0;
+    unsigned with_c = 0;
+    const std::size_t count = std::min(kVector, size - v * kVector);
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::uint8_t symbol = symbols[v * kVector + i];
+      const std::uint64_t code = codes[symbol];
+      a |= (code / kA & 1) << i;
+      b |= (code / kB & 1) << i;
+      c |= (code / kC & 1) << with_c;
+      with_c += static_cast<unsigned>(code / kThird & 1);
+      next[going_on] = symbol;
+      going_on += code / kGoesOn & 1;
+    }
+    store(out.planes[level][0] + 8 * v, a);
+    if (has_b(num_ranks)) store(out.planes[level][1] + 8 * v, b);
+    thirds.put(num_thirds, c, with_c);
+    num_thirds += with_c;
+  }
+  out.sizes[level] = {static_cast<std::uint32_t>(size), static_cast<std::uint32_t>(num_thirds)};
+  return going_on;
+}
+
 TC_TARGET void encode(const std::uint8_t* exponents, const BlockShape& shape, const ExponentTable& table,
                       EncodeSink& sink) {
-  const std::size_t num_vectors = shape.rows * shape.cols / kVector;
+  const std::size_t n = shape.rows * shape.cols;
+  std::uint8_t* symbols = sink.work[0];
+  std::uint8_t* next = sink.work[1];
   std::size_t row = 0;
   std::size_t col = 0;
-  std::size_t num_escapes = 0;
-  alignas(64) std::uint8_t prediction[kVector];
-  for (int k = 0; k < kStreams; ++k) {
-    std::uint8_t* out = sink.streams[k];
-    std::uint64_t acc = 0;
-    unsigned filled = 0;
-    for (std::size_t v = quarter_begin(num_vectors, k); v < quarter_begin(num_vectors, k + 1); ++v) {
-      const std::uint8_t* e = exponents + v * kVector;
-      predict(shape, row, col, prediction);
-      if (sink.counts != nullptr && is_sampled(v)) sample(e, prediction, *sink.counts);
-      for (std::size_t i = 0; i < kVector; i += 4) {
-        for (std::size_t j = i; j < i + 4; ++j) {
-          const auto delta = static_cast<std::uint8_t>(e[j] - prediction[j]);
-          const unsigned entry = table.by_delta[e[j] == 0 ? 256u : delta];
-          acc |= std::uint64_t{entry & 0x7FFu} << filled;
-          filled += entry >> 12;
-          sink.escapes[num_escapes] = e[j];
-          num_escapes += entry >> 11 & 1u;
-        }
-        store(out, acc);  // at most 7 + 4 * 11 bits wait here
-        out += filled >> 3;
-        acc >>= filled & ~7u;
-        filled &= 7u;
-      }
-      if ((col += kVector) == shape.cols) {
-        col = 0;
-        ++row;
-      }
+  sink.num_escapes = 0;
+  for (std::size_t v = 0; v < n / kVector; ++v) {
+    const std::uint8_t* e = exponents + v * kVector;
+    alignas(64) std::uint8_t prediction[kVector];
+    predict(shape, row, col, prediction);
+    if (sink.counts != nullptr && is_sampled(v)) sample(e, prediction, *sink.counts);
+    symbols64(e, prediction, table.base, symbols + v * kVector);
+    for (std::size_t i = 0; i < kVector; ++i) {
+      sink.escapes[sink.num_escapes] = e[i];
+      sink.num_escapes += table.is_escape[symbols[v * kVector + i]];
     }
-    store(out, acc);
-    sink.stream_bytes[k] = static_cast<std::size_t>(out - sink.streams[k]) + (filled != 0);
-  }
-  sink.num_escapes = num_escapes;
-}
-
-// Decodes one stream symbol by symbol from bit `at`; false when it runs out or does not end where it should.
-TC_TARGET bool decode_tail(const std::uint8_t* stream, std::size_t bytes, std::uint64_t at,
-                           const ExponentTable& table, std::uint8_t* out, const std::uint8_t* end) {
-  while (out < end) {
-    const std::size_t byte = at >> 3;
-    if (byte >= bytes) return false;
-    std::uint64_t bits = 0;
-    std::memcpy(&bits, stream + byte, bytes - byte < 8 ? bytes - byte : 8);
-    const auto symbol = static_cast<std::uint8_t>(table.decode[bits >> (at & 7) & 0x7FFu] >> 8);
-    *out++ = symbol;
-    at += table.lengths[symbol];
-  }
-  return (at + 7) >> 3 == bytes;
-}
-
-// One look-up of a stream: up to six symbols.
-#define TC_STEP(k)                                     \
-  {                                                    \
-    const std::uint64_t entry = decode[b##k & 0x7FFu]; \
-    store(o##k, entry >> 8);                           \
-    b##k >>= entry & 63u;                              \
-    o##k += entry >> 56;                               \
-  }
-#define TC_ROUND TC_STEP(0) TC_STEP(1) TC_STEP(2) TC_STEP(3)
-// 57 bits from bit position p; bit 63 marks how many were used once they are shifted out.
-#define TC_FILL(k) \
-  std::uint64_t b##k = load<std::uint64_t>(in + (p##k >> 3)) >> (p##k & 7) | std::uint64_t{1} << 63;
-#define TC_USED(k) p##k += static_cast<unsigned>(__builtin_clzll(b##k));
-
-TC_TARGET bool decode(const StreamSource& source, const ExponentTable& table, std::size_t num_vectors,
-                      std::uint8_t* symbols) {
-  const std::uint64_t* decode = table.decode.data();
-  const std::uint8_t* in = source.streams[0];
-  std::uint64_t end[kStreams];
-  const std::uint8_t* last[kStreams];
-  for (int k = 0; k < kStreams; ++k) {
-    end[k] = static_cast<std::uint64_t>(source.streams[k] - in) + source.stream_bytes[k];
-    const std::size_t count = quarter_begin(num_vectors, k + 1) - quarter_begin(num_vectors, k);
-    last[k] = symbols + static_cast<std::size_t>(k) * kQuarterStride + count * kVector;
-  }
-  std::uint64_t p0 = 0, p1 = end[0] * 8, p2 = end[1] * 8, p3 = end[2] * 8;
-  std::uint8_t *o0 = symbols, *o1 = o0 + kQuarterStride, *o2 = o1 + kQuarterStride, *o3 = o2 + kQuarterStride;
-  while (true) {
-    // A turn takes at most 55 bits and gives at most 30 symbols a stream.
-    std::uint64_t turns = ~std::uint64_t{0};
-    const std::uint64_t at[kStreams] = {p0 >> 3, p1 >> 3, p2 >> 3, p3 >> 3};
-    const std::uint8_t* to[kStreams] = {o0, o1, o2, o3};
-    for (int k = 0; k < kStreams; ++k) {
-      const std::uint64_t bytes_left = end[k] > at[k] + 8 ? end[k] - at[k] - 8 : 0;
-      const auto room = static_cast<std::uint64_t>(last[k] - to[k]);
-      const std::uint64_t possible = bytes_left / 7 < room / 30 ? bytes_left / 7 : room / 30;
-      if (possible < turns) turns = possible;
-    }
-    if (turns == 0) break;
-    for (; turns != 0; --turns) {
-      TC_FILL(0)
-      TC_FILL(1)
-      TC_FILL(2)
-      TC_FILL(3) TC_ROUND TC_ROUND TC_ROUND TC_ROUND TC_ROUND TC_USED(0) TC_USED(1) TC_USED(2) TC_USED(3)
+    if ((col += kVector) == shape.cols) {
+      col = 0;
+      ++row;
     }
   }
-  return decode_tail(in, end[0], p0, table, o0, last[0]) && decode_tail(in, end[1], p1, table, o1, last[1]) &&
-         decode_tail(in, end[2], p2, table, o2, last[2]) && decode_tail(in, end[3], p3, table, o3, last[3]);
-}
-
-#undef TC_STEP
-#undef TC_ROUND
-#undef TC_FILL
-#undef TC_USED
-
-// Replaces what is no delta: exponents of 0 and escaped ones. False when the escapes run out.
-TC_TARGET bool patch(const std::uint8_t* symbols, std::uint8_t* exponents, const std::uint8_t*& escapes,
-                     std::size_t& left) {
-  for (std::size_t i = 0; i < kVector; ++i) {
-    if (symbols[i] < kDeltas) continue;
-    exponents[i] = 0;
-    if (symbols[i] != kEscapeSymbol) continue;
-    if (left == 0) return false;
-    exponents[i] = *escapes++;
-    --left;
+  std::size_t size = n;
+  for (std::size_t level = 0; level < static_cast<std::size_t>(table.num_levels); ++level) {
+    size = encode_level(symbols, size, level, table, sink.levels, next);
+    std::swap(symbols, next);
   }
-  return true;
 }
 
-TC_TARGET bool merge(const std::uint8_t* symbols, const std::uint8_t* rest, const BlockShape& shape,
-                     const ExponentTable& table, const std::uint8_t* escapes, std::size_t num_escapes,
-                     std::uint16_t* x) {
-  const std::size_t num_vectors = shape.rows * shape.cols / kVector;
+// Reads one level, into ranks above its first one; `below` are those of the elements that go on. False unless
+// all of both are used.
+TC_TARGET bool decode_level(const Levels<const std::uint8_t>& in, std::size_t level, unsigned num_ranks,
+                            const std::uint8_t* below, std::size_t num_below, std::uint8_t* ranks) {
+  const auto [size, c_bits] = in.sizes[level];
+  const unsigned first_third = has_c(num_ranks) ? 7 - num_ranks : 4;  // of a b with a bit c
+  std::uint64_t num_thirds = 0;
+  std::size_t used = 0;
+  for (std::size_t v = 0; v < num_vectors(size); ++v) {
+    const std::uint64_t valid = first_elements(size - v * kVector);
+    const std::uint64_t a = load<std::uint64_t>(in.planes[level][0] + 8 * v) & valid;
+    const std::uint64_t b = has_b(num_ranks) ? load<std::uint64_t>(in.planes[level][1] + 8 * v) & valid : 0;
+    const std::uint64_t c = has_c(num_ranks) ? take_bits(in.planes[level][2], num_thirds, 64) : 0;
+    unsigned with_c = 0;
+    for (std::size_t i = 0; i < kVector && v * kVector + i < size; ++i) {
+      auto rank = static_cast<unsigned>(a >> i & 1u);
+      if (has_b(num_ranks)) rank = 2 * rank + static_cast<unsigned>(b >> i & 1u);
+      if (rank >= first_third) rank = 2 * rank - first_third + static_cast<unsigned>(c >> with_c++ & 1u);
+      ranks[v * kVector + i] = static_cast<std::uint8_t>(rank == num_ranks ? rank + below[used] : rank);
+      used += rank == num_ranks;
+    }
+    num_thirds += with_c;
+  }
+  return used == num_below && num_thirds == c_bits;
+}
+
+TC_TARGET bool decode(const DecodeSource& source, const BlockShape& shape, const ExponentTable& table,
+                      std::uint16_t* x) {
+  const std::size_t n = shape.rows * shape.cols;
+  std::uint8_t* ranks = source.work[0];
+  std::uint8_t* below = source.work[1];
+  bool good = true;
+  std::size_t size = source.num_escapes;
+  std::memset(ranks, 0, size);  // escapes are the rank after the last
+  for (auto level = static_cast<std::size_t>(table.num_levels); level-- > 0;) {
+    std::swap(ranks, below);
+    good = decode_level(source.levels, level, table.levels[level], below, size, ranks) && good;
+    size = source.levels.sizes[level][0];
+  }
   std::size_t row = 0;
   std::size_t col = 0;
-  alignas(64) std::uint8_t exponents[kVector];
-  for (int k = 0; k < kStreams; ++k) {
-    const std::uint8_t* s = symbols + static_cast<std::size_t>(k) * kQuarterStride;
-    for (std::size_t v = quarter_begin(num_vectors, k); v < quarter_begin(num_vectors, k + 1); ++v) {
-      predict(shape, row, col, exponents);
-      std::uint8_t most = 0;
-      for (std::size_t i = 0; i < kVector; ++i) {
-        exponents[i] = static_cast<std::uint8_t>(exponents[i] + s[i] + table.base);
-        most = s[i] > most ? s[i] : most;
+  std::size_t used = 0;
+  for (std::size_t v = 0; v < n / kVector; ++v) {
+    alignas(64) std::uint8_t prediction[kVector];
+    predict(shape, row, col, prediction);
+    for (std::size_t i = 0; i < kVector; ++i) {
+      const std::uint8_t rank = ranks[v * kVector + i];
+      auto e = static_cast<std::uint8_t>(table.delta_of[rank % 64] + prediction[i]);
+      if (rank == table.zero_rank) e = 0;
+      if (rank == table.escape_rank) {
+        e = source.escapes[used];
+        ++used;
       }
-      if (most >= kDeltas && !patch(s, exponents, escapes, num_escapes)) return false;
-      for (std::size_t i = 0; i < kVector; ++i) {
-        const std::uint8_t r = rest[v * kVector + i];
-        x[v * kVector + i] = static_cast<std::uint16_t>(exponents[i] << 7 | r >> 1 | (r & 1) << 15);
-      }
-      s += kVector;
-      if ((col += kVector) == shape.cols) {
-        col = 0;
-        ++row;
-      }
+      const std::uint8_t r = source.rest[v * kVector + i];
+      x[v * kVector + i] = static_cast<std::uint16_t>(e << 7 | r >> 1 | (r & 1) << 15);
+    }
+    if ((col += kVector) == shape.cols) {
+      col = 0;
+      ++row;
     }
   }
-  return num_escapes == 0;
+  return good && used == source.num_escapes;
 }
 
 }  // namespace tiercache::codec::TC_PATH

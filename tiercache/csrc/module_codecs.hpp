@@ -49,27 +49,22 @@ inline void bind_table(nb::module_& m) {
   nb::class_<ExponentTable>(m, "ExponentTable", "An immutable code for exponents against one prediction.")
       .def(
           "__init__",
-          [](ExponentTable* self, int prediction, int base, const ReadBytes& lengths) {
-            if (lengths.size() != kSymbols) throw Malformed("exponent table: 32 lengths are needed");
-            std::array<std::uint8_t, kSymbols> copy;
-            std::copy_n(lengths.data(), copy.size(), copy.begin());
-            new (self)
-                ExponentTable(static_cast<Prediction>(prediction), static_cast<std::uint8_t>(base), copy);
+          [](ExponentTable* self, int prediction, int base, const LevelRanks& levels,
+             const SymbolOrder& order) {
+            new (self) ExponentTable(static_cast<Prediction>(prediction), static_cast<std::uint8_t>(base),
+                                     levels, order);
           },
-          "prediction"_a, "base"_a, "lengths"_a)
+          "prediction"_a, "base"_a, "levels"_a, "order"_a)
       .def_prop_ro("prediction", [](const ExponentTable& t) { return static_cast<int>(t.prediction); })
       .def_prop_ro("base", [](const ExponentTable& t) { return static_cast<int>(t.base); })
-      .def_prop_ro("lengths",
-                   [](const ExponentTable& t) {
-                     return nb::bytes(reinterpret_cast<const char*>(t.lengths.data()), t.lengths.size());
-                   })
+      .def_prop_ro("levels", [](const ExponentTable& t) { return t.levels; })
+      .def_prop_ro("order", [](const ExponentTable& t) { return t.order; })
       .def(
           "cost_bits", [](const ExponentTable& t, const ReadCounts& c) { return t.cost_bits(to_counts(c)); },
           "counts"_a, "Bits that the counted exponents take, escapes included.")
-      .def(
-          "fresh_bits",
-          [](const ExponentTable& t, const ReadCounts& c) { return t.fresh_bits(to_counts(c)); }, "counts"_a,
-          "Bits that a table made for these counts would take.");
+      .def_static(
+          "fresh_bits", [](const ReadCounts& c) { return ExponentTable::fresh_bits(to_counts(c)); },
+          "counts"_a, "Bits that a table made for these counts would take.");
 }
 
 inline void bind_exponent(nb::module_& m) {
