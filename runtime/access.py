@@ -75,6 +75,15 @@ def _plan_discards(plan: AccessPlan, step: Step, node: int, shape: Shape) -> Non
             plan.add("discard", PageKey(step.digests[node], event.layer, event.kind))
 
 
+def node_bytes(shape: Shape, num_tokens: int) -> int:
+    """Bytes of the pages that the capture of a node of so many tokens writes, those of its graph aside."""
+    return sum(
+        event.bytes_of(num_tokens)
+        for event in shape.events["capture"]
+        if event.operation == "put" and not of_graph(event.kind)
+    )
+
+
 def of_graph(kind: str) -> bool:
     """Whether pages of this kind belong to one graph, not to their content."""
     return kind not in ("key", "value")

@@ -17,7 +17,7 @@ import torch
 from tiercache.measure.machine import this_machine
 from tiercache.measure.quick import measure_quickly
 from tiercache.profile import Profile, load_profile
-from tiercache.runtime.access import of_graph
+from tiercache.runtime.access import node_bytes, of_graph
 from tiercache.runtime.kernels import accumulator_dtype
 from tiercache.runtime.limits import visit_room
 from tiercache.runtime.options import KEPT_ACTIVATIONS, KeptActivations, ReplayOptions
@@ -86,10 +86,7 @@ class Costs:
 
     def pages(self, num_tokens: int) -> int:
         """Bytes of a node's pages and of the sums that descendants send back into them."""
-        total = 0
-        for event in self.shape.of("capture", "layer_inputs"):
-            if event.operation == "put" and not of_graph(event.kind):
-                total += event.bytes_of(num_tokens)
+        total = node_bytes(self.shape, num_tokens)
         for layer in self.shape.layers:
             size = accumulator_dtype(layer.dtype).itemsize
             total += (

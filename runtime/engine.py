@@ -7,12 +7,12 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
-from tiercache.runtime.access import plan_accesses
+from tiercache.runtime.access import node_bytes, plan_accesses
 from tiercache.runtime.adapters.base import ModelAdapter
 from tiercache.runtime.choosing import Chooser, Live
 from tiercache.runtime.head import ChunkedHead
@@ -24,14 +24,13 @@ from tiercache.runtime.params import ParameterSums
 from tiercache.runtime.probe import Shape, probe_shape
 from tiercache.runtime.report import StepReport
 from tiercache.runtime.rows import TokenRow
-from tiercache.runtime.schedule import Visit, plan_visits
+from tiercache.runtime.schedule import Pass, Visit, VisitOrder, best_order, plan_visits
 from tiercache.runtime.step import Step, make_step
 from tiercache.runtime.terms import collect_terms
 from tiercache.runtime.tree import Tree, build_tree
 from tiercache.runtime.visits import VisitRunner
 from tiercache.runtime.window import constant_nodes, split_at_window
 
-Passes = Literal["step", "scores", "gradients"]
 AfterTails = Callable[[tuple[int, ...]], None]
 
 
@@ -116,7 +115,22 @@ class Engine:
         with self.running(tree.longest_row, self.sums, self.autocast):
             shape = self.shape(self.sums)
         step.keeping = self.chooser.choose(tree, shape, self.dtype, live, self.autocast)
+        if live == "tree":
+            step.order = self._order(tree, shape)
         return step
+
+    def _order(self, tree: Tree, shape: Shape) -> VisitOrder | None:
+        """The best order for two walks where that matters: all pages don't fit the device, but those of a path do."""
+        sizes = [0 if node.is_leaf else node_bytes(shape, len(node.tokens)) for node in tree.nodes]
+        capacity_bytes = self.store.config.device_bytes
+        longest = max(sum(sizes[n] for n in tree.path(leaf)) for leaf in tree.branch_start)
+        if not longest <= capacity_bytes < sum(sizes):
+            return None
+        return best_order(tree, sizes, capacity_bytes, 2)
+
+    def visits(self, step: Step, passes: Pass) -> list[Visit]:
+        """Of one walk of a step."""
+        return plan_visits(step.tree, max_visit_tokens=step.max_visit_tokens, passes=passes, order=step.order)
 
     def _namespace(self, longest_row: int) -> bytes:
         """Digest of all that a page's values depend on beside its tokens."""
@@ -150,27 +164,22 @@ class Engine:
             release_free_memory(self.adapter.device)
         return self._shape[1]
 
-    def follow(self, step: Step, *passes: Passes) -> None:
+    def follow(self, step: Step, *passes: Pass) -> None:
         """Makes the accesses of these walks, one after the other, the store's known future."""
         shape = self.shape(step.sums)
-        visits = [
-            v
-            for p in passes
-            for v in plan_visits(step.tree, max_visit_tokens=step.max_visit_tokens, passes=p)
-        ]
+        visits = [visit for name in passes for visit in self.visits(step, name)]
         self.store.follow(plan_accesses(self.runner, step, visits, shape))
 
     def walk(
         self,
         step: Step,
         pages: StepPages,
-        passes: Passes,
+        passes: Pass,
         report: StepReport,
         after_tails: AfterTails | None = None,
     ) -> None:
         """Carries out one walk; `after_tails` is called between leaves' forward and backward."""
-        visits = plan_visits(step.tree, max_visit_tokens=step.max_visit_tokens, passes=passes)
-        for visit in visits:
+        for visit in self.visits(step, passes):
             with report.timed(visit.kind):
                 self._visit(step, pages, visit, after_tails)
                 release_free_memory(self.adapter.device)

@@ -60,6 +60,7 @@ class Reference:
         self.reused_tokens = 0
         self.statistics: dict[str, torch.Tensor] = {}
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
+        self._is_backwards = False  # a call begins with what the one before it left in the fast tiers
 
     @torch.no_grad()
     def logprobs(
@@ -92,7 +93,11 @@ class Reference:
 
     def _walk(self, step: Step, pages: StepPages) -> None:
         runner = self.engine.runner
-        for visit in plan_visits(step.tree, max_visit_tokens=step.max_visit_tokens, passes="scores"):
+        visits = plan_visits(
+            step.tree, max_visit_tokens=step.max_visit_tokens, passes="scores", backwards=self._is_backwards
+        )
+        self._is_backwards = not self._is_backwards
+        for visit in visits:
             if visit.kind == "score":
                 runner.score(step, pages, visit.nodes)
                 continue

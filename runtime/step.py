@@ -15,6 +15,7 @@ from tiercache.runtime.params import ParameterSums
 from tiercache.runtime.routing import Choices
 from tiercache.runtime.rows import TokenRow
 from tiercache.runtime.saved_tensors import LayerInputs
+from tiercache.runtime.schedule import VisitOrder
 from tiercache.runtime.terms import Terms
 from tiercache.runtime.tree import Tree
 from tiercache.runtime.whole_graph import WholeGraph
@@ -94,6 +95,7 @@ class Step:
     statistics: tuple[str, ...] = ()
     columns: dict[int, torch.Tensor] = field(default_factory=dict)
     keeping: dict[int, Keeping] = field(default_factory=dict)
+    order: VisitOrder | None = None
     captured: dict[int, CapturedGraph] = field(default_factory=dict)
     random_states: dict[tuple[int, ...], RandomStates] = field(default_factory=dict)
 

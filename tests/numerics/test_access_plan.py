@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from dense import weighted_sum
+from dense import gradients, relative_l2, weighted_sum
 from machines import slow_machine
 from model_zoo import WINDOW
 from plain_model import build_plain
-from trees import NAMES, make_case
+from runs import dense_objective
+from trees import NAMES, make_case, pad
 
 from tiercache import open_store
 from tiercache.plan import AccessPlan
 from tiercache.runtime import BranchReplay, prefix_attention
+from tiercache.runtime.engine import Engine
 
 
 class _Plans:
@@ -72,3 +74,23 @@ def test_plan_of_logprobs_covers_both_walks(monkeypatch: pytest.MonkeyPatch) -> 
         forward, backward = ([(a.operation, a.key) for a in plan.accesses] for plan in plans.plans)
         assert forward == list(record)
         assert forward[-len(backward) :] == backward
+
+
+def test_two_walks_over_more_pages_than_the_device_holds_are_ordered(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, case = build_plain(prefix_attention), make_case("depth_3")
+    want_logps, want = dense_objective(model, case.rows, torch.sum)
+    orders, kept = [], Engine._order
+    monkeypatch.setattr(Engine, "_order", lambda *args: orders.append(kept(*args)) or orders[-1])
+    model.zero_grad(set_to_none=True)
+    with open_store(28_000, host="1MiB") as store:
+        options = {"check_model": False, **case.options, "max_visit_tokens": 8}
+        replay = BranchReplay(model, store, **options)
+        plans = _Plans(store, monkeypatch)
+        with store.record_accesses() as record:
+            logps = replay.logprobs(*pad(case.rows))
+            logps.sum().backward()
+        assert [(a.operation, a.key) for a in plans.plans[0].accesses] == list(record)
+        assert store.stats().deviations == 0
+    assert orders[0] is not None
+    assert (logps.detach() - want_logps).abs().max() < 1e-12
+    assert relative_l2(gradients(model), want) < 1e-12
