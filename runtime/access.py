@@ -10,6 +10,7 @@ from tiercache.plan import AccessPlan
 from tiercache.runtime.frame import Frame, page_calls
 from tiercache.runtime.probe import Event, Shape
 from tiercache.runtime.schedule import Visit
+from tiercache.runtime.states import is_state
 from tiercache.runtime.step import Step, needs_graph
 
 _PHASES = {"capture": "capture", "score": "score", "replay": "replay", "pop": "pop"}
@@ -35,7 +36,9 @@ def _plan_visit(plan: AccessPlan, runner: Any, step: Step, visit: Visit, shape: 
     ungraphed = constant or kept == "recompute"
     for group in _groups(shape.of(visit.kind, kept)):
         event = group[0]
-        if event.role == "ancestor":
+        if event.role == "ancestor" and is_state(event.kind):
+            _plan_state(plan, frame, event)
+        elif event.role == "ancestor":
             _plan_burst(plan, frame, shape, group)
         elif not (ungraphed and event.operation == "put" and of_graph(event.kind)):
             graph = step.graph if of_graph(event.kind) else 0
@@ -44,16 +47,31 @@ def _plan_visit(plan: AccessPlan, runner: Any, step: Step, visit: Visit, shape: 
 
 
 def _groups(events: Sequence[Event]) -> Iterator[list[Event]]:
-    """Own accesses one by one; accesses to one page of an ancestor together, from its key's read on."""
+    """Own accesses and states one by one; accesses to one page of an ancestor together, from its key's read on."""
     group: list[Event] = []
     for event in events:
-        opens = event.role == "own" or (event.operation == "read" and event.kind == "key")
-        if group and (opens or group[0].role == "own"):
+        opens = _alone(event) or (event.operation == "read" and event.kind == "key")
+        if group and (opens or _alone(group[0])):
             yield group
             group = []
         group.append(event)
     if group:
         yield group
+
+
+def _alone(event: Event) -> bool:
+    return event.role == "own" or is_state(event.kind)
+
+
+def _plan_state(plan: AccessPlan, frame: Frame, event: Event) -> None:
+    """One layer's access to a state of the parent, the only ancestor whose states count."""
+    if not frame.ancestors:
+        return
+    parent = frame.ancestors[-1]
+    if event.operation != "accumulate" or parent.trainable:
+        graph = frame.graph if of_graph(event.kind) else 0
+        key = PageKey(parent.digest, event.layer, event.kind, graph)
+        plan.add(event.operation, key, event.bytes_of(parent.length))
 
 
 def _plan_burst(plan: AccessPlan, frame: Frame, shape: Shape, group: list[Event]) -> None:
@@ -86,4 +104,4 @@ def node_bytes(shape: Shape, num_tokens: int) -> int:
 
 def of_graph(kind: str) -> bool:
     """Whether pages of this kind belong to one graph, not to their content."""
-    return kind not in ("key", "value")
+    return kind not in ("key", "value") and (kind.startswith("grad_") or not is_state(kind))

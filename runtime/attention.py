@@ -15,10 +15,10 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from tiercache.entry import PageKey
-from tiercache.errors import ParameterChangedError
 from tiercache.runtime import native_attention
 from tiercache.runtime.frame import Frame, LayerSpec, PageCall, Piece
 from tiercache.runtime.kernels import Block, accumulator_dtype, block_backward, block_forward
+from tiercache.runtime.pages import check_recomputed
 
 _MIN_SLICE = 64  # queries below which cutting a fold further costs more than an idle core
 
@@ -272,14 +272,7 @@ def _write_pages(k: torch.Tensor, v: torch.Tensor, frame: Frame, layer: LayerSpe
         if frame.phase == "capture":
             frame.store.put(key, tensor[0])
         elif frame.debug:
-            with frame.store.read(key) as lease:
-                if not torch.equal(lease.tensor.view(torch.uint8), tensor[0].contiguous().view(torch.uint8)):
-                    raise ParameterChangedError(
-                        f"pop of {layer.name}: the recomputed {kind} page differs from the captured one",
-                        got=f"{int((lease.tensor != tensor[0]).sum())} of {tensor[0].numel()} values",
-                        limit="bit-identical",
-                        remedy="keep weights, adapters and module modes unchanged between capture and pop",
-                    )
+            check_recomputed(frame.store, key, tensor[0], layer.name)
 
 
 def _add_gradient_page(grad: torch.Tensor, frame: Frame, layer: LayerSpec, kind: str) -> None:

@@ -9,6 +9,8 @@ from functools import partial
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from tiercache.runtime.forwards import replaced_forwards
+
 
 @contextmanager
 def own_checkpointing_off(layers: list[nn.Module]) -> Iterator[None]:
@@ -26,17 +28,12 @@ def own_checkpointing_off(layers: list[nn.Module]) -> Iterator[None]:
 @contextmanager
 def checkpointed(layers: list[nn.Module], *, preserve_rng_state: bool) -> Iterator[None]:
     """Runs each layer's forward under non-reentrant checkpointing, so that autograd keeps its inputs only."""
-    hidden_forward = [layer.__dict__.get("forward") for layer in layers]
-    with own_checkpointing_off(layers):
-        for layer in layers:
-            layer.forward = partial(
-                checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=preserve_rng_state
-            )
-        try:
-            yield
-        finally:
-            for layer, forward in zip(layers, hidden_forward, strict=True):
-                if forward is None:
-                    del layer.forward
-                else:
-                    layer.forward = forward
+    forwards = [
+        (
+            layer,
+            partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=preserve_rng_state),
+        )
+        for layer in layers
+    ]
+    with own_checkpointing_off(layers), replaced_forwards(forwards):
+        yield

@@ -89,9 +89,10 @@ class Engine:
             min_shared_tokens=self.options.min_shared_tokens,
             max_node_tokens=limits.max_node_tokens,
             max_tail_tokens=limits.max_tail_tokens,
+            shortest_node=self.adapter.shortest_node,
         )
         window = self.options.window
-        return tree if window is None else split_at_window(tree, window)
+        return tree if window is None else split_at_window(tree, window, self.adapter.shortest_node)
 
     def make_step(
         self, rows: Sequence[TokenRow], statistics: tuple[str, ...] = (), *, live: Live = "path"

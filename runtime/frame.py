@@ -100,6 +100,7 @@ class Frame:
             "score" do neither.
         keep_attention: capture leaves attention outputs and log-sum-exps in the store, and pop takes them back.
         debug: compare recomputed pages with the captured ones, bit for bit.
+        keep_graph: capture leaves its whole graph in the store.
     """
 
     store: PageStore
@@ -110,6 +111,7 @@ class Frame:
     phase: str
     keep_attention: bool = False
     debug: bool = False
+    keep_graph: bool = False
     _calls: dict[int | None, list[PageCall]] = field(default_factory=dict)
     _own_bias: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from tiercache.entry import PageKey
+from tiercache.errors import ParameterChangedError
 
 
 class StepPages:
@@ -55,3 +56,18 @@ class StepPages:
         if keys:
             self.store.discard(keys)
         self.store.discard(graph=self.graph)
+
+
+def check_recomputed(store: Any, key: PageKey, again: torch.Tensor, layer: str) -> None:
+    """Raises ParameterChangedError where what pop recomputes is not the captured page, bit for bit."""
+    with store.read(key) as lease:
+        page = lease.tensor
+        if not torch.equal(
+            page.contiguous().view(torch.uint8), again.detach().contiguous().view(torch.uint8)
+        ):
+            raise ParameterChangedError(
+                f"pop of {layer}: the recomputed {key.kind} page differs from the captured one",
+                got=f"{int((page != again).sum())} of {again.numel()} values",
+                limit="bit-identical",
+                remedy="keep weights, adapters and module modes unchanged between capture and pop",
+            )

@@ -18,11 +18,15 @@ from tiercache.runtime.kernels import accumulator_dtype
 from tiercache.runtime.options import KEPT_ACTIVATIONS, KeptActivations, PrefixActivations
 from tiercache.runtime.params import ParameterSums
 from tiercache.runtime.schedule import VisitKind
+from tiercache.runtime.states import is_state
 from tiercache.runtime.step import Keeping, Step, make_step
 from tiercache.runtime.terms import NodeTerms, Terms
 from tiercache.runtime.tree import Node, Tree
 
 _TOKENS = 2  # of each node of the probe
+_TOKENS_OF_STATES = (
+    256  # of the replayed tail where layers have states: they work in chunks of so many tokens
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +38,18 @@ class Event:
         role: "own" for pages of the node that is visited, "ancestor" for those it attends to.
         layer: field of the page's key.
         kind: field of the page's key.
-        bytes_per_token: of the page.
+        num_bytes: of the page: of one token, or the whole of a state, whose size does not depend on length.
     """
 
     operation: Operation
     role: Literal["own", "ancestor"]
     layer: int
     kind: str
-    bytes_per_token: int
+    num_bytes: int
 
     def bytes_of(self, num_tokens: int) -> int:
         """Size of the page of a node of so many tokens."""
-        return self.bytes_per_token * num_tokens
+        return self.num_bytes if is_state(self.kind) else self.num_bytes * num_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,19 +146,26 @@ class _KeptBytes:
         return tensor
 
 
-def probe_tree() -> Tree:
-    """A root, a child to be captured with a leaf of its own, and a leaf under the root."""
+def probe_tree(tail_tokens: int) -> Tree:
+    """A root, a child to be captured with a leaf of its own, and a leaf of `tail_tokens` under the root."""
 
-    def node(index: int, parent: int, start: int, first: int) -> Node:
-        return Node(index, parent, start, np.array([first] * _TOKENS, dtype=np.int64))
+    def node(index: int, parent: int, start: int, first: int, length: int = _TOKENS) -> Node:
+        return Node(index, parent, start, np.array([first] * length, dtype=np.int64))
 
-    nodes = [node(0, -1, 0, 0), node(1, 0, _TOKENS, 0), node(2, 1, 2 * _TOKENS, 0), node(3, 0, _TOKENS, 1)]
+    nodes = [
+        node(0, -1, 0, 0),
+        node(1, 0, _TOKENS, 0),
+        node(2, 1, 2 * _TOKENS, 0),
+        node(3, 0, _TOKENS, 1, tail_tokens),
+    ]
     nodes[0].children, nodes[1].children = [1, 3], [2]
     return Tree(nodes, [2, 3], {2: 2 * _TOKENS, 3: _TOKENS})
 
 
-def _probe_step(dtype: torch.dtype, sums: ParameterSums, kept: KeptActivations) -> Step:
-    tree = probe_tree()
+def _probe_step(
+    dtype: torch.dtype, sums: ParameterSums, kept: KeptActivations, tail_tokens: int = _TOKENS
+) -> Step:
+    tree = probe_tree(tail_tokens)
     ends = NodeTerms(np.array([_TOKENS - 1]), np.array([1]), np.array([True]))
     none = NodeTerms(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.bool_))
     terms = Terms([ends, ends, none, none], [], [])
@@ -165,7 +176,7 @@ def _probe_step(dtype: torch.dtype, sums: ParameterSums, kept: KeptActivations) 
         constants=frozenset(),
         graph=1,
         dtype=dtype,
-        max_visit_tokens=_TOKENS,
+        max_visit_tokens=tail_tokens,
         sums=sums,
     )
     step.keeping = {0: Keeping(kept), 1: Keeping(kept)}
@@ -197,7 +208,8 @@ def _count_flops(runner: Any, dtype: torch.dtype, sums: ParameterSums) -> float:
 
 
 def _probe(runner: Any, dtype: torch.dtype, sums: ParameterSums, kept: KeptActivations) -> Shape:
-    step, store = _probe_step(dtype, sums, kept), _Recorder()
+    tail_tokens = _TOKENS_OF_STATES if runner.adapter.shortest_node > 1 else _TOKENS
+    step, store = _probe_step(dtype, sums, kept, tail_tokens), _Recorder()
     events: dict[VisitKind, tuple[Event, ...]] = {}
 
     def visit(kind: VisitKind, node: int, run: Callable[[], None]) -> None:
@@ -215,12 +227,12 @@ def _probe(runner: Any, dtype: torch.dtype, sums: ParameterSums, kept: KeptActiv
     runner.replay(step, store, (2,), None)
     visit("pop", 1, lambda: runner.pop(step, store, 1))
     sums.clear()
-    return Shape(
-        tuple(runner.adapter.router.specs.values()), events, max(1, activations.num_bytes // _TOKENS)
-    )
+    per_token = max(1, activations.num_bytes // tail_tokens)
+    return Shape(tuple(runner.adapter.router.specs.values()), events, per_token)
 
 
 def _event(access: tuple[Operation, PageKey, int], own: bytes, above: bytes) -> Event:
     operation, key, size = access
     assert key.node in (own, above)
-    return Event(operation, "own" if key.node == own else "ancestor", key.layer, key.kind, size // _TOKENS)
+    num_bytes = size if is_state(key.kind) else size // _TOKENS
+    return Event(operation, "own" if key.node == own else "ancestor", key.layer, key.kind, num_bytes)

@@ -88,18 +88,26 @@ class Tree:
 
 
 def build_tree(
-    rows: Sequence[TokenRow], *, min_shared_tokens: int, max_node_tokens: int, max_tail_tokens: int
+    rows: Sequence[TokenRow],
+    *,
+    min_shared_tokens: int,
+    max_node_tokens: int,
+    max_tail_tokens: int,
+    shortest_node: int = 1,
 ) -> Tree:
     """Merges rows on equal leading tokens.
 
     A run of L tokens shared by g branches becomes a node when what it saves, L * (3g - 4) token-passes, is at
     least what two branches save on `min_shared_tokens`; otherwise each branch keeps its own copy, which is
     just as exact. Runs longer than `max_node_tokens` become a chain of nodes of nearly equal length; a tail
-    longer than `max_tail_tokens` keeps its last `max_tail_tokens` and gives the rest to a chain.
+    longer than `max_tail_tokens` keeps its last `max_tail_tokens` and gives the rest to a chain. Nodes below a
+    parent have at least `shortest_node` tokens, whatever the other limits say; a shorter run is not shared.
     """
     order, carrier = _carriers(rows)
     shared = _adjacent_shared(rows, order)
-    builder = _Builder(rows, order, shared, min_shared_tokens, max_node_tokens, max_tail_tokens)
+    builder = _Builder(
+        rows, order, shared, min_shared_tokens, max_node_tokens, max_tail_tokens, shortest_node
+    )
     leaf_of_carrier = builder.build()
     leaves = [leaf_of_carrier[carrier[n]] for n in range(len(rows))]
     return Tree(builder.nodes, leaves, builder.branch_start)
@@ -133,9 +141,9 @@ def _adjacent_shared(rows: Sequence[TokenRow], order: list[int]) -> list[int]:
     return shared
 
 
-def _even_cuts(length: int, most: int) -> list[int]:
-    """Ends of the fewest pieces of at most `most`, as equal as can be."""
-    count = -(-length // most)
+def _even_cuts(length: int, most: int, least: int) -> list[int]:
+    """Ends of the fewest pieces of at most `most`, as equal as can be, but of at least `least`."""
+    count = max(1, min(-(-length // most), length // least))
     return [length * (i + 1) // count for i in range(count)]
 
 
@@ -148,7 +156,9 @@ class _Builder:
         min_shared_tokens: int,
         max_node_tokens: int,
         max_tail_tokens: int,
+        shortest_node: int,
     ) -> None:
+        self.shortest = shortest_node
         self.rows, self.order, self.shared = rows, order, shared
         self.min_shared = min_shared_tokens
         self.max_node, self.max_tail = max_node_tokens, max_tail_tokens
@@ -167,7 +177,8 @@ class _Builder:
             common = min(self.shared[first : end - 1])
             groups = self._groups(first, end, common)
             length = common - done
-            if length > 0 and length * (3 * len(groups) - 4) >= 2 * self.min_shared:
+            long_enough = length >= (self.shortest if parent >= 0 else 1)
+            if long_enough and length * (3 * len(groups) - 4) >= 2 * self.min_shared:
                 tokens = self.rows[self.order[first]].tokens[done:common]
                 parent = self._add_chain(tokens, done, parent)
                 done = common
@@ -181,8 +192,8 @@ class _Builder:
     def _add_leaf(self, row: int, done: int, parent: int) -> None:
         branch_start = done
         tokens = self.rows[row].tokens[done:]
-        if len(tokens) > self.max_tail:
-            inner = len(tokens) - self.max_tail
+        inner = len(tokens) - self.max_tail
+        if inner >= (self.shortest if parent >= 0 else 1):
             parent = self._add_chain(tokens[:inner], done, parent)
             tokens, done = tokens[inner:], done + inner
         leaf = self._add(tokens, done, parent)
@@ -191,7 +202,7 @@ class _Builder:
 
     def _add_chain(self, tokens: Tokens, start: int, parent: int) -> int:
         begin = 0
-        for end in _even_cuts(len(tokens), self.max_node):
+        for end in _even_cuts(len(tokens), self.max_node, self.shortest):
             parent = self._add(tokens[begin:end], start + begin, parent)
             begin = end
         return parent

@@ -51,11 +51,17 @@ class VisitRunner:
             Ancestor(step.digests[a], tree.nodes[a].start, len(tree.nodes[a].tokens), a not in step.constants)
             for a in tree.path(nodes[0])[:-1]
         ]
-        keep_attention = (
-            step.kept(nodes[0]) == "attention" and phase == "capture" and needs_graph(step, nodes[0])
-        )
+        kept = step.kept(nodes[0]) if phase == "capture" and needs_graph(step, nodes[0]) else "recompute"
         return Frame(
-            store, step.graph, pieces, ancestors, self.adapter.device, phase, keep_attention, self.debug
+            store,
+            step.graph,
+            pieces,
+            ancestors,
+            self.adapter.device,
+            phase,
+            keep_attention=kept == "attention",
+            debug=self.debug,
+            keep_graph=kept == "all",
         )
 
     def _hidden(self, step: Step, frame: Frame) -> torch.Tensor:

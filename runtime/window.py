@@ -16,14 +16,21 @@ def nearest_branch(tree: Tree) -> list[int]:
     return nearest
 
 
-def split_at_window(tree: Tree, window: int) -> Tree:
-    """A tree whose nodes lie wholly before or wholly behind `nearest branch - window`."""
+def split_at_window(tree: Tree, window: int, shortest_node: int = 1) -> Tree:
+    """A tree whose nodes lie wholly before or wholly behind `nearest branch - window`.
+
+    Where a part below a parent would have fewer than `shortest_node` tokens, the window is longer by as many.
+    """
     nearest = nearest_branch(tree)
     nodes: list[Node] = []
     last_part: list[int] = []
     for node in tree.nodes:
         parent = last_part[node.parent] if node.parent >= 0 else -1
         cut = nearest[node.index] - window - node.start
+        if len(node.tokens) - shortest_node < cut < len(node.tokens):
+            cut = len(node.tokens) - shortest_node
+        if parent >= 0 and cut < shortest_node:
+            cut = 0
         pieces = [node.tokens[:cut], node.tokens[cut:]] if 0 < cut < len(node.tokens) else [node.tokens]
         if node.is_leaf:
             pieces = [node.tokens]

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from state_families import MOE
+from state_families import STATES as _STATES
 
 VOCAB = 61
 WINDOW = 6
@@ -31,7 +33,6 @@ COMMON: dict[str, Any] = {
 }
 ALTERNATING = ["sliding_attention", "full_attention"]
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-MOE = {"num_experts_per_tok": 2, "output_router_logits": False}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +142,8 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 
+STATES: dict[str, Family] = {name: Family(**fields) for name, fields in _STATES.items()}
+
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 1e4,
@@ -159,22 +162,6 @@ REFUSED: dict[str, Family] = {
     "falcon": Family(
         model="Falcon",
         fields={"hidden_dropout": 0.0, "attention_dropout": 0.0, "new_decoder_architecture": False},
-    ),
-    "qwen3_next": Family(
-        model="Qwen3Next",
-        dtype=torch.float32,
-        fields={
-            **MOE,
-            "head_dim": 8,
-            "num_experts": 4,
-            "moe_intermediate_size": 24,
-            "shared_expert_intermediate_size": 24,
-            "layer_types": ["linear_attention", "full_attention"],
-            "linear_key_head_dim": 8,
-            "linear_value_head_dim": 8,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-        },
     ),
     "opt": Family(
         model="OPT",
@@ -231,22 +218,31 @@ REFUSED: dict[str, Family] = {
             "moe_layers": [],
         },
     ),
-    "recurrent": Family(model="Mamba", fields={"state_size": 4}),
+    "zamba": Family(
+        model="Zamba",
+        dtype=torch.float32,
+        fields={
+            "layers_block_type": ["mamba", "hybrid"],
+            "num_key_value_heads": 4,
+            "n_mamba_heads": 2,
+            "mamba_d_state": 8,
+            "mamba_dt_rank": 4,
+        },
+    ),
 }
 
 
 def _classes(family: Family) -> tuple[Any, Any]:
     import transformers  # imported here: only tests of families pay its import
 
-    name = {"Gemma3": "Gemma3Text", "Gemma3n": "Gemma3nText", "Llama4": "Llama4Text"}.get(
-        family.model, family.model
-    )
+    text = ("Gemma3", "Gemma3n", "Llama4", "Qwen3_5")  # of multimodal families, the part that reads text
+    name = f"{family.model}Text" if family.model in text else family.model
     return getattr(transformers, f"{name}Config"), getattr(transformers, f"{family.model}{family.suffix}")
 
 
 def build(name: str, *, dtype: torch.dtype | None = None, seed: int = 0, **fields: Any) -> Any:
     """A tiny model of family `name` in `dtype` (its widest by default), in training mode."""
-    family = FAMILIES[name] if name in FAMILIES else REFUSED[name]
+    family = {**FAMILIES, **STATES, **REFUSED}[name]
     config_class, model_class = _classes(family)
     config = config_class(**{**COMMON, **family.fields, **fields})
     config._attn_implementation = "eager"

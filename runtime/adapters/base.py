@@ -99,6 +99,11 @@ class ModelAdapter(ABC):
     def layers(self) -> list[nn.Module]:
         """Layers that capture puts under checkpointing, in any order."""
 
+    @property
+    def shortest_node(self) -> int:
+        """Fewest tokens of a captured node that has a parent."""
+        return 1
+
     @abstractmethod
     def hidden(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         """[1, T, E] last hidden states, as the vocabulary projection takes them, of packed ids [1, T]."""

@@ -14,9 +14,11 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from tiercache.errors import ConfigError, ModelRefusedError
 from tiercache.runtime.adapters.base import ModelAdapter, Router, without_peft
+from tiercache.runtime.adapters.recurrent import SHORTEST_NODE, state_layers, states_led
 from tiercache.runtime.adapters.rotary import fixed_frequencies, moving_tables
 from tiercache.runtime.adapters.twin import LIMIT, build_twin, named_lengths
 from tiercache.runtime.adapters.unsupported import refuse_unsupported
+from tiercache.runtime.forwards import replaced_forwards
 
 NAME = "tiercache"
 _routers: weakref.WeakKeyDictionary[nn.Module, Router] = weakref.WeakKeyDictionary()
@@ -108,6 +110,7 @@ class TransformersAdapter(ModelAdapter):
         self._base: nn.Module = _base_model(inner)
         self._dummy_ids = torch.zeros(1, 1, dtype=torch.int64)
         self._limits: dict[str, int] = {}
+        self._state_layers = state_layers(inner)
         self._configs = list(
             {id(c): c for m in inner.modules() if (c := getattr(m, "config", None)) is not None}.values()
         )
@@ -122,6 +125,11 @@ class TransformersAdapter(ModelAdapter):
         """Of the token embedding."""
         device: torch.device = self._causal.get_input_embeddings().weight.device
         return device
+
+    @property
+    def shortest_node(self) -> int:
+        """Two tokens where layers have states."""
+        return SHORTEST_NODE if self._state_layers else 1
 
     @property
     def layers(self) -> list[nn.Module]:
@@ -145,18 +153,13 @@ class TransformersAdapter(ModelAdapter):
             taken.append(given)
             return given
 
-        wrapped = self._base.__dict__.get("forward")  # what a device map's hooks put there
-        self._base.forward = give  # hides the class's method until it is deleted
         try:
-            output = self._causal(input_ids=self._dummy_ids, use_cache=False)
+            with replaced_forwards([(self._base, give)]):
+                output = self._causal(input_ids=self._dummy_ids, use_cache=False)
         except ConfigError as error:
             if taken:
                 raise
             raise self._no_seam() from error
-        finally:
-            del self._base.forward
-            if wrapped is not None:
-                self._base.forward = wrapped
         if not taken:
             raise self._no_seam()
         logits: torch.Tensor = output.logits[0]
@@ -211,7 +214,7 @@ class TransformersAdapter(ModelAdapter):
             config._attn_implementation_internal = NAME  # noqa: SLF001
         _routers.update(dict.fromkeys(bound, self.router))
         try:
-            with fixed_frequencies(self._causal, longest_row):
+            with fixed_frequencies(self._causal, longest_row), states_led(self._state_layers, self.router):
                 yield
         finally:
             for config, name in zip(self._configs, before, strict=True):

@@ -53,6 +53,7 @@ def build_twin(model: Any) -> Any:
                 _refuse_large(type(model), config)
                 twin = type(model)(config).float().eval()
                 _redraw(twin)
+                _refuse_unfit(twin)
         except Exception as error:  # any constructor may refuse any field: the next shape is tried
             failures.append(f"{type(error).__name__}: {error}")
         else:
@@ -70,6 +71,12 @@ def _refuse_large(model_class: Any, config: Any) -> None:
         size = sum(p.numel() for p in model_class(config).parameters())
     if size > _MOST_PARAMETERS:
         raise ValueError(f"it would still have {size} parameters")
+
+
+def _refuse_unfit(twin: Any) -> None:
+    """A constructor may take widths that its forward does not: one that was shrunk, one that hangs on it."""
+    with torch.no_grad():
+        twin(input_ids=torch.arange(LIMIT)[None] % _VOCAB, use_cache=False)
 
 
 def named_lengths(config: Any) -> dict[str, int]:
