@@ -129,6 +129,37 @@ def test_late_and_reordered_completions_find_their_owner(tier):
     assert tier.used_bytes == 0
 
 
+def test_reads_go_before_writes_that_wait(tmp_path):
+    tier = DiskTier(tmp_path, 64 * MIB, depth=1, faults=True)
+    slots = {number: put(tier, number, 64 << 10) for number in range(6)}
+    tier.core.add_fault("write", "late", delay_ms=150, times=7)
+    order: list[str] = []
+
+    def write(number: int) -> None:
+        put(tier, number, 64 << 10)
+        order.append("write")
+
+    def read(number: int) -> None:
+        get(tier, slots[number], number)
+        order.append("read")
+
+    crew = [threading.Thread(target=write, args=[10 + number]) for number in range(7)]
+    crew += [threading.Thread(target=read, args=[number]) for number in range(6)]
+    for thread in crew[:7]:
+        thread.start()
+    deadline = time.monotonic() + 10
+    while tier.stats()["drives"][0]["queued"] < 6 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    for thread in crew[7:]:
+        thread.start()
+    for thread in crew:
+        thread.join()
+    # One write was in flight; the others were queued before the reads and finish after them.
+    assert order[:7].count("read") == 6
+    assert order[7:] == ["write"] * 6
+    tier.close()
+
+
 def test_a_failed_sync_is_never_retried_and_keeps_the_record_out_of_the_index(tmp_path):
     tier = DiskTier(tmp_path, 64 * MIB, durability="power", segment_bytes=4 * MIB, faults=True)
     tier.core.add_fault("sync", "error", code=errno.EIO, times=1)

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <mutex>
 #include <set>
 
@@ -39,6 +40,14 @@ Fd open_directory(const std::string& path, bool create) {
   if (status.st_uid != geteuid() && status.st_uid != 0) {
     throw Error(ErrorKind::kConfig, "disk tier: " + path + " belongs to another user",
                 std::to_string(status.st_uid), std::to_string(geteuid()), "name a directory of your own");
+  }
+  // Below a directory of ours nobody else makes files; in the one the user named, at least not in our place.
+  const bool shared = (status.st_mode & S_IWOTH) != 0 && (status.st_mode & S_ISVTX) == 0;
+  if (shared || (create && (status.st_mode & (S_IWGRP | S_IWOTH)) != 0)) {
+    char mode[8];
+    std::snprintf(mode, sizeof mode, "%04o", status.st_mode & 07777u);
+    throw Error(ErrorKind::kConfig, "disk tier: others may write to " + path, mode, create ? "0700" : "0775",
+                "look at what lies there, then chmod go-w it");
   }
   return made;
 }

@@ -25,8 +25,9 @@ class Fd {
   int fd_ = -1;
 };
 
-// A directory of ours: made with mode 0700 when missing (`create`), never through a symlink, owned by this
-// user, not writable by others. Throws kConfig when it is something else, kIo when the system refuses.
+// A directory, never through a symlink, owned by this user or root, in which nobody else can put files in the
+// place of ours. `create`: one of our own, made with mode 0700 when missing, which only this user may write
+// to. Throws kConfig when it is something else, kIo when the system refuses.
 Fd open_directory(const std::string& path, bool create);
 
 // A regular file below `directory`, never through a symlink, owned by this user, mode 0600 when made. `flags`

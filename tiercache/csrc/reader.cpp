@@ -59,7 +59,13 @@ SegmentPtr Reader::segment(const RecordPlace& place) {
 void Reader::lease(const IndexValue& value) {
   check_process();
   const SegmentPtr found = segment(value.place);
-  const std::uint64_t length = record_length(value.info.stored_bytes);
+  // Before anybody allocates memory for what the entry says.
+  const std::string reason = refuse_value(value);
+  const std::uint64_t length = reason.empty() ? record_length(value.info.stored_bytes) : 0;
+  if (length == 0 || value.place.offset > found->size || length > found->size - value.place.offset) {
+    throw Error(ErrorKind::kCorrupt, "disk tier: index entry of a record in " + found->path,
+                reason.empty() ? "a place outside its segment" : reason, {}, "rebuild the index");
+  }
   const std::lock_guard lock(mutex_);
   unsigned& count = leases_[{value.place.segment, value.place.offset}];
   if (count == 0 && !lock_range_shared(found->fd.get(), value.place.offset, length)) {

@@ -8,6 +8,7 @@
 #include <cctype>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 
 #include "aligned.hpp"
 #include "errors.hpp"
@@ -52,7 +53,7 @@ std::vector<std::string> Segments::open_existing(bool keep) {
       const std::string name = entry->d_name;
       if (name != "." && name != "..") names.push_back(name);
     }
-    std::ranges::sort(names);
+    std::ranges::sort(names, std::greater{});  // the newest first, for as far as the budget goes
     for (const std::string& name : names) open_one(drive, name, keep, refused);
   }
   return refused;
@@ -91,6 +92,12 @@ void Segments::open_one(std::uint32_t drive, const std::string& name, bool keep,
   if (!reason.empty()) {
     refused.push_back(shown + ": " + reason);
     refused_.emplace_back(drive, name);
+    return;
+  }
+  if (size > options_.capacity_bytes - std::min(allocated_, options_.capacity_bytes)) {
+    refused.push_back(shown + ": removed with its records, for the budget is smaller than it was");
+    unlinkat(home.fd.get(), name.c_str(), 0);
+    ++removed_;
     return;
   }
   auto segment = std::make_shared<Segment>();

@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import secrets
+import stat
 import struct
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -81,6 +82,10 @@ def read_store_file(root: Path) -> StoreFile | None:
         return None
     except OSError as error:
         raise io_error(f"disk tier: open of {path}", error, "remove it if it is not a store's") from error
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid not in (os.geteuid(), 0):
+        os.close(handle)
+        raise PageCorruptError(f"disk tier: {path} is not a plain file of this user's", remedy="move it away")
     with os.fdopen(handle, "rb") as file:
         text = file.read(_MAX_STORE_BYTES + 1)
     remedy = "name another directory, or remove this store"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import struct
 import subprocess
 import sys
@@ -128,14 +129,29 @@ def index_crc(path: Path) -> int | None:
     return crc
 
 
+def is_ours(path: Path) -> bool:
+    """Whether the environment is a directory of this user's with plain files of theirs: LMDB follows any symlink."""
+    users = {os.geteuid()} if os.geteuid() else None  # root may look into anybody's
+    try:
+        home = path.lstat()
+        files = [entry.stat(follow_symlinks=False) for entry in os.scandir(path)]
+    except OSError:
+        return False
+    owned = users is None or {home.st_uid, *(file.st_uid for file in files)} <= users
+    plain = stat.S_ISDIR(home.st_mode) and all(stat.S_ISREG(file.st_mode) for file in files)
+    return owned and plain and not home.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
 def is_sound(path: Path, expected_crc: int | None) -> bool:
     """Whether LMDB can walk this index. It trusts its file and would crash on a damaged one, so a file that is not
     the one of the last clean close is walked by a child process first.
     """
+    if not is_ours(path):
+        return False
     try:
         with (path / "data.mdb").open("rb") as file:
             meta = file.read(8192)
-        if (path / "data.mdb").is_symlink() or len(meta) < 8192:
+        if len(meta) < 8192:
             return False
         magics = [struct.unpack_from("<I", meta, offset + 16)[0] for offset in (0, 4096)]
     except OSError:
@@ -169,8 +185,8 @@ def _package_root() -> str:
 
 
 def remove_index(path: Path) -> None:
-    """Removes the environment's files."""
-    if path.is_symlink():
-        path.unlink()
-    elif path.exists():
+    """Removes the environment's files, or what lies in their place."""
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

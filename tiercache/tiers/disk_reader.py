@@ -13,7 +13,7 @@ from tiercache import _core
 from tiercache.errors import ConfigError, PageCorruptError, PageMissingError, StoreClosedError
 from tiercache.tiers import disk_files
 from tiercache.tiers.base import ByteArray, PageMeta
-from tiercache.tiers.disk_index import DiskIndex
+from tiercache.tiers.disk_index import DiskIndex, is_ours
 from tiercache.tiers.disk_meta import RecordEntry, entry_of
 
 _TRIES = 8  # of a look-up that meets a writer moving the record
@@ -60,6 +60,8 @@ class DiskReader:
         self.core = _core.Reader(drives, bytes.fromhex(store.uuid))
         path = self.root / "index"
         has_index = store.durability != "scratch" and (path / "data.mdb").is_file()
+        if has_index and not is_ours(path):
+            raise PageCorruptError(f"disk tier: {path} holds other than plain files of this user's")
         self._index = DiskIndex(path, 0, sync=False, readonly=True) if has_index else None
         self._closed = False
 
