@@ -88,9 +88,17 @@ def _plan_burst(plan: AccessPlan, frame: Frame, shape: Shape, group: list[Event]
 
 
 def _plan_discards(plan: AccessPlan, step: Step, node: int, shape: Shape) -> None:
-    for event in shape.events["capture"]:
-        if event.role == "own" and event.operation == "put" and not of_graph(event.kind):
-            plan.add("discard", PageKey(step.digests[node], event.layer, event.kind))
+    for key in content_keys(step.digests[node], shape):
+        plan.add("discard", key)
+
+
+def content_keys(node: bytes, shape: Shape) -> list[PageKey]:
+    """The pages that a capture of this node writes, but for those that belong to one graph."""
+    return [
+        PageKey(node, event.layer, event.kind)
+        for event in shape.events["capture"]
+        if event.role == "own" and event.operation == "put" and not of_graph(event.kind)
+    ]
 
 
 def node_bytes(shape: Shape, num_tokens: int) -> int:

@@ -55,6 +55,7 @@ class Engine:
         )
         self.chooser = Chooser(options, store, adapter.device)
         self.sums = ParameterSums(model, sum_in_fp32=options.sum_in_fp32)
+        self.weights: Callable[[], bytes] = self._versions
         self._shape: tuple[bytes, Shape] | None = None
 
     @property
@@ -136,7 +137,14 @@ class Engine:
     def _namespace(self, longest_row: int) -> bytes:
         """Digest of all that a page's values depend on beside its tokens."""
         digest = hashlib.blake2b(self.adapter.identity() + self.adapter.identity_of_length(longest_row))
-        digest.update(str(self.autocast).encode())
+        assert self._shape is not None, "limits() probes it first"
+        digest.update(str(self.autocast).encode() + repr(self._shape[1].layers).encode())
+        digest.update(self.weights())
+        return digest.digest()
+
+    def _versions(self) -> bytes:
+        """What the weights are called where pages don't outlive the step: where they lie, and their versions."""
+        digest = hashlib.blake2b()
         for parameter in self.model.parameters():
             digest.update(struct.pack("<qq", parameter.data_ptr(), parameter._version))  # noqa: SLF001
         return digest.digest()

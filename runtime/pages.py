@@ -17,15 +17,17 @@ class StepPages:
     Args:
         store: a `TierStore`.
         graph: id of the step; everything keyed by it is dropped by `drop_all`.
+        persistent: content-keyed pages are put for later processes too.
     """
 
-    def __init__(self, store: Any, graph: int) -> None:
-        self.store, self.graph = store, graph
+    def __init__(self, store: Any, graph: int, *, persistent: bool = False) -> None:
+        self.store, self.graph, self.persistent = store, graph, persistent
         self.held: dict[bytes, Counter[PageKey]] = {}
 
     def put(self, key: PageKey, tensor: torch.Tensor, *, own: bool = False) -> bool:
         """Stores a page and holds a reference of it."""
-        stored: bool = self.store.put(key, tensor, own=own)
+        persistent = self.persistent and not key.graph
+        stored: bool = self.store.put(key, tensor, own=own, persistent=persistent)
         if not key.graph:
             self.held.setdefault(key.node, Counter())[key] += 1
         return stored

@@ -49,6 +49,7 @@ def meta_of(number: int, num_bytes: int, *, persistent: bool = True) -> PageMeta
 
 def put(tier: DiskTier, number: int, num_bytes: int | None = None, *, persistent: bool = True) -> Slot:
     num_bytes = size_of(number) if num_bytes is None else num_bytes
+    tier.make_room(num_bytes, timeout_s=5)
     slot = tier.reserve(num_bytes)
     try:
         tier.write(slot, data_of(number, num_bytes), meta_of(number, num_bytes, persistent=persistent))

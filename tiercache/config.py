@@ -13,6 +13,7 @@ from tiercache.errors import ConfigError
 
 Size = int | str
 
+DURABILITIES = ("scratch", "process", "power")
 _UNITS = {
     "": 1,
     "B": 1,
@@ -51,6 +52,8 @@ class StoreConfig:
         host: budget of the host tier, a Tier, or None (or 0) for none.
         disk: directory or directories of the disk tier, a Tier, or None for none.
         disk_capacity: budget of the disk tier; needed with a directory and an error without one.
+        durability: what of the directory a later process finds: "scratch", nothing; "process", persistent pages
+            (`TierStore.put`), also after kill -9; "power", the same after a power cut.
         accelerator: "cuda" or another torch device whose copies run on their own stream; None takes each
             tensor's own device; or a `CopyEngine`.
         policy: name of the eviction policy, or names by tier ("device", "host"); the lowest tier has none.
@@ -69,6 +72,7 @@ class StoreConfig:
     host: Any = None
     disk: Any = None
     disk_capacity: Size | None = None
+    durability: str = "scratch"
     accelerator: Any = None
     policy: str | Mapping[str, str] = "planned"
     policy_params: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -117,6 +121,14 @@ class StoreConfig:
 
     def _check_disk(self) -> None:
         directories = self.disk_directories
+        if self.durability not in DURABILITIES:
+            raise ConfigError("durability", got=self.durability, limit=", ".join(DURABILITIES))
+        if self.durability != "scratch" and not directories:
+            raise ConfigError(
+                "durability: has no effect without a directory",
+                got=self.durability,
+                remedy="give disk=DIRECTORY or leave durability out",
+            )
         if not directories:
             if self.disk_capacity is not None:
                 raise ConfigError(

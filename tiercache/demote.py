@@ -14,7 +14,7 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 class PageGone(Exception):  # noqa: N818 - not an error: the page was discarded while it was copied
-    """The page was discarded while it was being copied; never leaves the store."""
+    """The page was discarded, or copied by another thread, meanwhile; never leaves the store."""
 
 
 class Demotion:
@@ -53,15 +53,15 @@ class Demotion:
                 ):
                     books.vacate(entry, level, target)
 
-    def clean(self, entry: Entry, level: int, deadline: float) -> bool:
+    def clean(self, entry: Entry, level: int, deadline: float, *, to_last: bool = False) -> bool:
         """Copies a page, pinned at `level` by the caller, down and keeps both; False when that failed.
 
-        Takes only room that costs no other page its copy.
+        Takes only room that costs no other page its copy. `to_last`: to the lowest tier, whatever lies between.
         """
         books = self._books
         pinned = entry.places[level]
         try:
-            self._copy_down(entry, level, deadline, behind=True)
+            self._copy_down(entry, level, deadline, behind=True, to_last=to_last)
         except PageGone:
             pass
         except TierFullError:
@@ -88,7 +88,7 @@ class Demotion:
         tier, meta, what = books.tiers[target], source.meta, f"write {entry.key}"
         place = self._room_for(target, meta.stored_bytes, what, deadline, behind=behind)
         with books.changed:
-            if entry.dead:
+            if entry.dead or entry.places[target] is not None:  # discarded, or another thread copies it there
                 books.release_room(target, place)
                 raise PageGone
             entry.begin(target, place)
@@ -120,6 +120,7 @@ class Demotion:
     def _room_for(self, target: int, num_bytes: int, what: str, deadline: float, *, behind: bool) -> Place:
         if not behind:
             return self.room.acquire(target, num_bytes, what, deadline)
+        self.room.let_give_way(target, num_bytes, deadline)
         with self._books.changed:
             place = self.room.acquire_behind(target, num_bytes)
             if place is None:
@@ -133,11 +134,14 @@ class Demotion:
         self._books.unpin(entry, pinned, level, copy=True)
         return pinned if entry.places[level] is pinned else None
 
-    def _copy_down(self, entry: Entry, level: int, deadline: float, *, behind: bool = False) -> int:
+    def _copy_down(
+        self, entry: Entry, level: int, deadline: float, *, behind: bool = False, to_last: bool = False
+    ) -> int:
         """Copies from a pinned place to the next tier below that can take it; returns that tier's level."""
         source = self._transfer.source(entry, level, deadline)
         error: TierFullError | None = None
-        for target in range(level + 1, self._books.last + 1):
+        last = self._books.last
+        for target in range(last if to_last else level + 1, last + 1):
             try:
                 self.land(entry, level, target, source, deadline, behind=behind)
             except TierFullError as full:

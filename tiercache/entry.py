@@ -32,7 +32,7 @@ class PageKey:
 
     @cached_property
     def digest(self) -> bytes:
-        """32-byte BLAKE2b digest of all fields: the key of the record on disk."""
+        """32-byte BLAKE2b digest of all fields."""
         head = f"{self.layer}:{self.kind}:{self.graph}:".encode()
         return hashlib.blake2b(head + self.node, digest_size=32).digest()
 
@@ -101,11 +101,12 @@ class Entry:
         dead: discarded; its places end as soon as nobody uses them.
         rise: the promotion in progress.
         payload_codec: the codec to encode with; None for raw bytes.
+        persistent: its record on disk is for later processes too.
     """
 
     __slots__ = (
         "busy", "dead", "device", "dtype", "id", "is_sum", "key", "leases", "num_bytes", "payload_codec",
-        "places", "refs", "rise", "shape", "visible",
+        "persistent", "places", "refs", "rise", "shape", "visible",
     )  # fmt: skip
 
     def __init__(
@@ -136,6 +137,7 @@ class Entry:
         self.dead = False
         self.rise: Rise | None = None
         self.payload_codec: Any = None
+        self.persistent = False
 
     def begin(self, level: int, place: Place) -> None:
         """From absent to filling."""

@@ -19,9 +19,8 @@ def create_tiers(config: StoreConfig, *, pin: bool) -> list[Tier]:
         elif config.disk_directories:
             assert config.disk_capacity is not None
             capacity_bytes = parse_size(config.disk_capacity, "disk_capacity")
-            tiers.append(
-                create_tier("disk", config.disk_directories, capacity_bytes, timeout_s=config.timeout_s)
-            )
+            options = {"timeout_s": config.timeout_s, "durability": config.durability}
+            tiers.append(create_tier("disk", config.disk_directories, capacity_bytes, **options))
     except BaseException:
         for tier in tiers:
             tier.close()

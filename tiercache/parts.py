@@ -18,6 +18,7 @@ from tiercache.discards import Discards
 from tiercache.entrance import Entrance
 from tiercache.entry import PageKey
 from tiercache.errors import StoreClosedError, StoreTimeoutError
+from tiercache.keeper import Keeper
 from tiercache.lending import Loans
 from tiercache.opening import create_tiers, io_of
 from tiercache.payload import PageCodecs
@@ -33,6 +34,9 @@ from tiercache.trace import AccessTrace, Timeline
 from tiercache.transfer import Transfer
 from tiercache.writing import Puts
 
+# Of pages and their codecs: records of another one are misses.
+_FORMAT = b"tiercache pages 1\0"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
@@ -47,6 +51,7 @@ class Parts:
     loans: Loans
     accesses: Accesses
     entrance: Entrance
+    keeper: Keeper
     recorders: tuple[AccessTrace | Timeline, ...]
 
     def stats(self) -> Stats:
@@ -56,7 +61,8 @@ class Parts:
             counts = copy.deepcopy(books.counts)
             counts.pages = sum(entry.visible for entry in books.table.values())
             counts.bytes_capacity = {tier.name: tier.capacity_bytes for tier in books.tiers}
-            counts.bytes_used = {tier.name: tier.used_bytes for tier in books.tiers}
+            counts.bytes_used = {tier.name: tier.used_bytes - tier.spare_bytes for tier in books.tiers}
+            counts.bytes_kept = sum(tier.spare_bytes for tier in books.tiers)
             counts.io = "" if books.closed else io_of(books.tiers)
             return counts
 
@@ -109,7 +115,7 @@ def create_parts(
     threads = WorkerThreads(config.transfer_threads, on_bug)
     timeline = Timeline(config.timeline, start_s) if config.timeline is not None else None
     trace = AccessTrace(config.trace) if config.trace is not None else None
-    namespace = hashlib.blake2b(config.namespace, digest_size=32).digest()
+    namespace = hashlib.blake2b(_FORMAT + config.namespace, digest_size=32).digest()
     transfer = Transfer(books, codecs, threads, namespace, timeline)
     demotion = Demotion(transfer)
     room, timeout_s = demotion.room, config.timeout_s
@@ -118,15 +124,17 @@ def create_parts(
     books.on_publish = Cleaner(transfer, demotion, timeout_s).poke
     leases, loans = Leases(books, room, promotion, timeout_s), Loans(books, room)
     discards = Discards(books)
+    keeper = Keeper(transfer, demotion, namespace, timeout_s)
     return Parts(
         books=books,
         threads=threads,
-        puts=Puts(transfer, codecs, demotion, timeout_s),
+        puts=Puts(transfer, codecs, demotion, keeper, timeout_s),
         leases=leases,
         sums=Sums(transfer, room, promotion, timeout_s),
         discards=discards,
         loans=loans,
         accesses=accesses,
         entrance=Entrance(books, leases, loans, discards, accesses),
+        keeper=keeper,
         recorders=tuple(recorder for recorder in (trace, timeline) if recorder is not None),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -33,10 +34,15 @@ def is_addressable(tier: Tier) -> bool:
     return type(tier).view is not Tier.view
 
 
+def record_digest(key: PageKey, namespace: bytes) -> bytes:
+    """32-byte name of a page's record: the same page of another namespace is another record."""
+    return hashlib.blake2b(key.digest, key=namespace, digest_size=32).digest()
+
+
 def page_meta(entry: Entry, namespace: bytes, codec: str, stored_bytes: int) -> PageMeta:
     """The record of a page's payload."""
     return PageMeta(
-        digest=entry.key.digest,
+        digest=record_digest(entry.key, namespace),
         namespace=namespace,
         dtype=str(entry.dtype).removeprefix("torch."),
         shape=entry.shape,
@@ -44,7 +50,7 @@ def page_meta(entry: Entry, namespace: bytes, codec: str, stored_bytes: int) -> 
         raw_bytes=entry.num_bytes,
         stored_bytes=stored_bytes,
         key=entry.key,
-        persistent=entry.key.graph == 0 and not entry.is_sum,
+        persistent=entry.persistent,
     )
 
 
@@ -127,6 +133,10 @@ class PageCodecs:
         if codec is None or codec.name == "raw" or is_sum:
             return None
         return codec
+
+    def can_decode(self, meta: PageMeta) -> bool:
+        """Whether a record of an earlier process was made by a codec of this store."""
+        return meta.codec in self._codecs
 
     def encode(self, entry: Entry, tensor: torch.Tensor, namespace: bytes) -> ArraySource:
         """The payload of a CPU tensor: what the codec makes of it, or raw bytes where that is no smaller."""

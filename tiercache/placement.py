@@ -11,7 +11,7 @@ from tiercache.entry import Entry, PageKey, Place, Rise
 from tiercache.errors import PageMissingError, StoreClosedError, StoreTimeoutError, TierFullError
 from tiercache.stats import Stats
 from tiercache.streams import Engines
-from tiercache.tiers.base import Tier
+from tiercache.tiers.base import PageMeta, Slot, Tier
 
 
 class Books:
@@ -97,6 +97,15 @@ class Books:
         entry.rise = None
         self.settle(entry)
 
+    def adopt(self, entry: Entry, slot: Slot, meta: PageMeta) -> None:
+        """Enters a page whose bytes lie in the lowest tier already; nobody holds a reference of it yet."""
+        self.enter(entry)
+        place = Place(slot)
+        place.meta, place.valid = meta, True
+        entry.places[self.last] = place
+        entry.refs, entry.visible, entry.persistent = 0, True, True
+        self.held[self.last] += slot.num_bytes
+
     def settle(self, entry: Entry) -> None:
         """After a change of an entry: wakes those who wait for it, and ends what a dead one no longer needs."""
         if not entry.dead:
@@ -119,8 +128,9 @@ class Books:
     # Places
 
     def free_bytes(self, level: int) -> int:
-        """Budget that nothing uses."""
-        return self.tiers[level].capacity_bytes - self.tiers[level].used_bytes
+        """Budget that nothing uses, or that gives way at once."""
+        tier = self.tiers[level]
+        return tier.capacity_bytes - tier.used_bytes + tier.spare_bytes
 
     def reserve(self, level: int, num_bytes: int) -> Place | None:
         """Room at once, or None; a zero-size page takes one byte."""
@@ -200,7 +210,11 @@ class Books:
             self.engines.of(place.tensor.device).free(place.tensor)
             place.tensor = None
         self.held[level] -= place.slot.num_bytes
-        self.tiers[level].free(place.slot)
+        tier = self.tiers[level]
+        if tier.keeps_records and place.valid and place.meta is not None and place.meta.persistent:
+            tier.let_go(place.slot)
+        else:
+            tier.free(place.slot)
         self.notify()
 
     def _known(self, entry: Entry, level: int) -> bool:
@@ -273,7 +287,8 @@ class Books:
             if self.transient[level] == 0:
                 assert booked == self.held[level], f"{tier.name}: {booked} booked, {self.held[level]} held"
             if self.held[level] == 0:
-                assert tier.used_bytes == 0, f"{tier.name}: {tier.used_bytes} bytes belong to nobody"
+                unclaimed = tier.used_bytes - tier.spare_bytes
+                assert unclaimed == 0, f"{tier.name}: {unclaimed} bytes belong to nobody"
             tier.check_integrity()
         for entry in live:
             assert not entry.dead or self.table.get(entry.key) is not entry

@@ -43,13 +43,15 @@ class Room:
                 if num_bytes > books.tiers[level].capacity_bytes:
                     raise self.full(level, num_bytes, what)
                 victim = self._choose(level, num_bytes)
-                if victim is None:
-                    if not self._may_change(level):
-                        raise self.full(level, num_bytes, what)
+                if victim is None and self._may_change(level):
                     books.wait(deadline, what)
                     continue
                 if isinstance(victim, int):
                     continue
+            if victim is None:
+                if not self.let_give_way(level, num_bytes, deadline):
+                    raise self.full(level, num_bytes, what)
+                continue
             try:
                 self._demote(victim, level, deadline)
             except TierFullError:
@@ -60,6 +62,11 @@ class Room:
                     if not self._may_change(level):
                         raise
                     books.wait(deadline, what)
+
+    def let_give_way(self, level: int, num_bytes: int, deadline: float) -> bool:
+        """Room from records of the tier that no page needs, for a reserve after this; the lock is not held."""
+        left_s = deadline - self._books.clock.now()
+        return left_s > 0 and self._books.tiers[level].make_room(num_bytes or 1, left_s)
 
     def acquire_at_once(self, level: int, num_bytes: int, not_before: int | None = None) -> Place | None:
         """Room that is free or that dropping copies gives, or None; the lock is held.

@@ -12,6 +12,7 @@ class Stats:
 
     Attributes:
         bytes_used: bytes in use now, by tier, transfers in flight included.
+        bytes_kept: bytes on disk of persistent pages that nobody holds; they give way when room is needed.
         bytes_peak: most bytes in use at any instant, by tier.
         bytes_capacity: budgets, by tier.
         bytes_moved: traffic by direction, as in "device->host".
@@ -33,6 +34,7 @@ class Stats:
     bytes_peak: dict[str, int] = field(default_factory=dict)
     bytes_capacity: dict[str, int] = field(default_factory=dict)
     bytes_moved: dict[str, int] = field(default_factory=dict)
+    bytes_kept: int = 0
     pages: int = 0
     puts: int = 0
     reads: int = 0

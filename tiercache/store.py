@@ -44,10 +44,9 @@ def open_store(
     Raises:
         ConfigError: an option that cannot be meant or has no effect.
     """
-    told = read_options(config) if config is not None else {}
     given = {"device": device, "host": host, "disk": disk}
-    told |= {name: value for name, value in given.items() if value is not None} | options
-    return TierStore(StoreConfig(**told))
+    told = {name: value for name, value in given.items() if value is not None} | options
+    return TierStore(StoreConfig(**((read_options(config) if config is not None else {}) | told)))
 
 
 class TierStore:
@@ -103,27 +102,48 @@ class TierStore:
             self._graph += 1
             return self._graph
 
-    def put(self, key: PageKey, tensor: torch.Tensor, *, own: bool = False) -> bool:
+    @property
+    def keeps_pages(self) -> bool:
+        """Whether persistent pages outlive this process: it has a disk tier with a durability of its own."""
+        return self._books.tiers[-1].keeps_records
+
+    def put(self, key: PageKey, tensor: torch.Tensor, *, own: bool = False, persistent: bool = False) -> bool:
         """Stores an immutable page; visible when this returns, and never if it raises.
 
         Args:
             key: names the page. The same key again adds a reference, copies nothing and returns False.
             tensor: any dtype, shape and strides; kept contiguous. Not modified.
             own: hand the tensor over instead of copying it; the caller must not write to it any more.
+            persistent: keep the page on disk beyond its last reference and this process, for `claim`, until the
+                room is needed. Its key must name all that the page depends on, by what it is.
 
         Raises:
+            ConfigError: `persistent` in a store that keeps no pages, or of a page that belongs to a graph.
             TierFullError: no tier has or can be given room.
             StoreTimeoutError: room was still being made at the deadline.
         """
         check_page(tensor, "put")
+        if persistent:
+            self._parts.keeper.check(key)
         self._entrance.check_process()
         with self._books.changed:
             self._entrance.begin("put", key)
-            begun = self._puts.begin(key, tensor)
+            begun = self._puts.begin(key, tensor, persistent=persistent)
             if begun is None:
                 return False
         self._puts.fill(begun[0], begun[1], tensor, own=own)
         return True
+
+    def claim(self, keys: Sequence[PageKey], device: torch.device) -> bool:
+        """Takes a reference of each page, as a put would, if all are here or were kept on disk; else of none.
+
+        Args:
+            keys: of pages that were put as persistent, by this store or by an earlier one on the same directory.
+            device: that pages from disk are read to.
+        """
+        with self._entrance:
+            self._entrance.collect()
+            return self._parts.keeper.claim(keys, device)
 
     def read(self, key: PageKey) -> Lease:
         """Leases a page on its device; waits, counted in `stall_s`, if it is not there yet.
@@ -250,11 +270,18 @@ class TierStore:
     # The whole
 
     def flush(self) -> None:
-        """Waits until no transfer is queued or in progress. Raises StoreTimeoutError."""
+        """Waits until no transfer is queued or in progress, and persistent pages are as durable as promised.
+
+        Raises:
+            StoreTimeoutError: not by the deadline.
+            TierIOError: the index of the disk tier cannot be written.
+        """
         with self._entrance:
             self._entrance.collect()
         clock = self._books.clock
         self._parts.threads.drain(clock.now() + self.config.timeout_s, clock)
+        if self.keeps_pages:
+            self._books.tiers[-1].flush(self.config.timeout_s)
         if self._bug is not None:
             raise self._bug
 
@@ -273,7 +300,8 @@ class TierStore:
             self._books.check_integrity()
 
     def close(self) -> None:
-        """Ends transfers, threads and tiers, and drops every page. A second call does nothing.
+        """Ends transfers, threads and tiers, and drops every page but the persistent ones on disk, of which those on
+        their way there are waited for. A second call does nothing.
 
         Raises:
             StoreTimeoutError: a thread was still blocked in a copy at the deadline.
@@ -281,7 +309,9 @@ class TierStore:
         self._entrance.check_process()
         books = self._books
         with books.changed:
-            if books.closed:
+            if not books.closed:
+                self._parts.keeper.finish()
+            if books.closed:  # before, or by another thread meanwhile
                 return
             books.closed = True
             books.changed.notify_all()

@@ -7,6 +7,7 @@ import torch
 from tiercache.demote import Demotion, PageGone
 from tiercache.entry import Entry, PageKey, Place
 from tiercache.errors import InputError, PageStateError, TierFullError
+from tiercache.keeper import Keeper
 from tiercache.payload import PageCodecs
 from tiercache.transfer import Transfer
 
@@ -14,14 +15,19 @@ from tiercache.transfer import Transfer
 class Puts:
     """Writes new pages; a page is visible once all its bytes are in one place, and never before."""
 
-    def __init__(self, transfer: Transfer, codecs: PageCodecs, demotion: Demotion, timeout_s: float) -> None:
+    def __init__(
+        self, transfer: Transfer, codecs: PageCodecs, demotion: Demotion, keeper: Keeper, timeout_s: float
+    ) -> None:
         self._transfer = transfer
         self._books = transfer.books
         self._codecs = codecs
         self._demotion = demotion
+        self._keeper = keeper
         self._timeout_s = timeout_s
 
-    def begin(self, key: PageKey, tensor: torch.Tensor) -> tuple[Entry, Place | None] | None:
+    def begin(
+        self, key: PageKey, tensor: torch.Tensor, *, persistent: bool
+    ) -> tuple[Entry, Place | None] | None:
         """A new entry, with room on the device if that is free; None when the page is there. The lock is held."""
         books = self._books
         entry = books.table.get(key)
@@ -29,6 +35,7 @@ class Puts:
             return None
         entry = Entry(key, tensor.dtype, tuple(tensor.shape), tensor.device, len(books.tiers))
         entry.payload_codec = self._codecs.of(key, is_sum=False)
+        entry.persistent = persistent
         books.enter(entry)
         place = books.reserve(0, entry.num_bytes)
         if place is not None:
@@ -77,6 +84,8 @@ class Puts:
                 books.publish(entry, 0)
             entry.visible = True
             books.counts.puts += 1
+            if entry.persistent:
+                self._keeper.keep(entry)
             books.settle(entry)
             books.notify()
 

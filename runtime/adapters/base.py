@@ -83,6 +83,8 @@ class ModelAdapter(ABC):
 
     model: nn.Module
     router: Router
+    identity_is_whole: bool = True
+    """Whether `identity` and the tensors are all that a forward depends on, as far as the model says."""
 
     @property
     @abstractmethod

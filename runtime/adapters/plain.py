@@ -68,6 +68,8 @@ class PlainAdapter(ModelAdapter):
             `vocab_size`, and optionally `layers`.
     """
 
+    identity_is_whole = False  # its forward may depend on attributes that nobody lists
+
     def __init__(self, model: nn.Module) -> None:
         for name in ("hidden", "project", "vocab_size"):
             if not hasattr(model, name):

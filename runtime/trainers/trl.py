@@ -46,7 +46,9 @@ class TreeTrainer:
         store: a `tiercache.TierStore`; stays the caller's to close.
         replay_options: fields of `ReplayOptions` for the policy and, gradients aside, the reference.
         reference_prompts: prompts of a reference model whose pages stay in the store from step to step; of use
-            when prompts come again. Give the store a disk tier for them.
+            when prompts come again. Give the store a disk tier for them. With `open_store(durability=...)` they stay
+            for later runs too.
+        reference_weights_id: as `Reference` takes it.
         **kwargs: of the trainer.
 
     Attributes:
@@ -68,6 +70,7 @@ class TreeTrainer:
         store: Any,
         replay_options: dict[str, Any] | None = None,
         reference_prompts: int = 0,
+        reference_weights_id: str | None = None,
         **kwargs: Any,
     ) -> None:
         config = kwargs.get("args") or next((a for a in args if hasattr(a, "learning_rate")), None)
@@ -88,8 +91,20 @@ class TreeTrainer:
         self.reference: Reference | None = None
         if getattr(self, "ref_model", None) is not None:
             causal = self._causal(self.ref_model)
-            self.reference = Reference(causal, store, max_prompts=reference_prompts, **self.tree_options)
+            self.reference = Reference(
+                causal,
+                store,
+                max_prompts=reference_prompts,
+                weights_id=reference_weights_id,
+                **self.tree_options,
+            )
             self._reference_head = self._attach(causal, self.reference)
+        elif reference_weights_id is not None:
+            raise ConfigError(
+                "reference_weights_id: has no effect without a reference model of its own",
+                got=reference_weights_id,
+                remedy="leave it out",
+            )
 
     @property
     def tree_statistics(self) -> tuple[str, ...]:

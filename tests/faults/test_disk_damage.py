@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from disk_pages import MIB, check_hit, data_of, flip, get, key_of, meta_of, only_segment, put, run_python
 
-from tiercache.errors import ConfigError, PageCorruptError, TierIOError
+from tiercache.errors import ConfigError, PageCorruptError, PageStateError, TierFullError, TierIOError
 from tiercache.tiers.disk import DiskTier
 from tiercache.tiers.disk_reader import DiskReader
 
@@ -374,6 +374,47 @@ def test_records_nobody_asks_for_give_way(tmp_path):
     assert not check_hit(tier, 1)
     assert tier.stats()["evicted_unclaimed"] > 0
     assert all(check_hit(tier, number) for number in range(20, 30))
+    tier.close()
+
+
+def test_records_let_go_stay_until_room_is_needed(tmp_path):
+    tier = reopen(tmp_path)
+    slots = {number: put(tier, number, MIB) for number in range(12)}
+    with pytest.raises(TierFullError):
+        tier.reserve(5 * MIB)
+    assert tier.spare_bytes == 0
+    for slot in slots.values():
+        tier.let_go(slot)
+    assert tier.spare_bytes == tier.used_bytes > 12 * MIB
+    again, _ = tier.lookup(key_of(0).digest)  # claimed once more
+    with pytest.raises(PageStateError):
+        tier.let_go(slots[1])  # nobody claims it
+    with pytest.raises(TierFullError):
+        tier.reserve(8 * MIB)  # never waits for the index
+    assert tier.make_room(8 * MIB, timeout_s=5)
+    tier.free(tier.reserve(8 * MIB))
+    get(tier, again, 0)
+    assert [number for number in range(1, 12) if check_hit(tier, number)] == [9, 10, 11]
+    assert not tier.make_room(15 * MIB, timeout_s=5)
+    tier.check_integrity()
+    tier.close()
+
+
+def test_a_record_is_replaced_by_a_newer_one_of_its_key(tmp_path):
+    tier = reopen(tmp_path)
+    for _ in range(40):
+        tier.let_go(put(tier, 1, MIB))
+        tier.flush()
+    assert len(tier.core.records()) == 1
+    assert tier.used_bytes == tier.spare_bytes == MIB + 4096
+    assert check_hit(tier, 1)
+    held, _ = tier.lookup(key_of(1).digest)
+    put(tier, 1, MIB)
+    get(tier, held, 1)  # a claim outlives the newer record
+    tier.close()
+    tier = reopen(tmp_path)
+    assert len(tier.core.records()) == 1
+    assert check_hit(tier, 1)
     tier.close()
 
 

@@ -152,6 +152,22 @@ def test_readers_meet_a_busy_writer(tmp_path):
     tier.close()
 
 
+@pytest.mark.parametrize(
+    "ending", ["", "del tier", "kept = tier; raise SystemExit(0)", "os.fork() or sys.exit(0); os.wait()"]
+)
+def test_a_tier_that_nobody_closes_ends_with_its_process_and_keeps_its_records(tmp_path, ending):
+    code = f"""
+import os, sys; from disk_pages import *
+tier = DiskTier(sys.argv[1], 16 * MIB, durability="process")
+put(tier, 1)
+{ending}
+"""
+    run_python(code, tmp_path)
+    tier = DiskTier(tmp_path, 16 * MIB, durability="process")
+    assert check_hit(tier, 1)
+    tier.close()
+
+
 def test_a_forked_child_gets_an_error_and_touches_nothing(tmp_path):
     code = """
         import os, sys; from disk_pages import *

@@ -1,5 +1,6 @@
-// Threads that put, read, look up and free the same records while an index thread confirms and readers hold leases:
-// run under a sanitizer by tests/faults/test_disk_sanitizers.py. Every read is right, or the record is gone.
+// Threads that put, read, look up and free the same records while an index thread confirms and readers hold
+// leases: run under a sanitizer by tests/faults/test_disk_sanitizers.py. Every read is right, or the record
+// is gone.
 //
 //     disk_stress DIRECTORY RACES ENGINE
 #include <unistd.h>
@@ -22,7 +23,9 @@ using namespace tiercache;
 
 namespace {
 
-std::uint8_t byte_of(std::uint64_t number, std::uint64_t at) { return static_cast<std::uint8_t>(number * 31 + at * 7); }
+std::uint8_t byte_of(std::uint64_t number, std::uint64_t at) {
+  return static_cast<std::uint8_t>(number * 31 + at * 7);
+}
 
 std::uint64_t size_of(std::uint64_t number) { return 1 + number * 7919 % 150'000; }
 
@@ -105,6 +108,7 @@ int main(int count, char** arguments) {
         const std::uint64_t number = next++, size = size_of(number);
         for (std::uint64_t i = 0; i < size; ++i) data[i] = byte_of(number, i);
         try {
+          disk.make_room(size, 5);
           const std::uint64_t slot = disk.reserve(size);
           disk.write(slot, data.data(), size, info_of(number));
           std::uint64_t old = 0;

@@ -37,6 +37,7 @@ class DiskMachine(RuleBasedStateMachine):
 
     def put(self, number: int, num_bytes: int, *, persistent: bool):
         try:
+            self.tier.make_room(num_bytes, timeout_s=5)
             slot = self.tier.reserve(num_bytes)
         except TierFullError:
             assert self.tier.used_bytes + num_bytes + 8192 > self.tier.capacity_bytes // 4

@@ -11,6 +11,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// How long a record whose segment failed waits for another place.
+constexpr double kPlaceWaitS = 1;
+
 Clock::time_point deadline_in(double seconds) {
   return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
@@ -41,26 +44,36 @@ double Disk::load(std::uint32_t drive) const {
   return static_cast<double>(stats.in_flight_bytes + stats.queued * kPiece) / bandwidth;
 }
 
-std::optional<Extent> Disk::place(std::uint64_t length) {
+std::optional<Extent> Disk::place(std::uint64_t length, double wait_s) {
+  const auto deadline = deadline_in(wait_s);
   while (true) {
     if (auto found = segments_.allocate(length, [this](std::uint32_t drive) { return load(drive); }))
       return found;
+    if (wait_s <= 0) return std::nullopt;
     std::unique_lock lock(mutex_);
-    if (pending_bytes_ > 0 && !closed_) {
-      // Deleted records whose deletion isn't committed yet: ask for it and wait a little.
-      hurry_ = true;
-      const std::uint64_t before = confirmed_;
-      changed_.notify_all();
-      const bool moved = changed_.wait_for(lock, std::chrono::seconds(1), [&] {
-        return confirmed_ != before || closed_ || pending_bytes_ == 0;
-      });
-      hurry_ = false;
-      if (moved && !closed_) continue;
-      return std::nullopt;
+    if (pending_bytes_ == 0) {
+      lock.unlock();
+      if (!evict_unclaimed(length)) return std::nullopt;
+      continue;
     }
-    lock.unlock();
-    if (!evict_unclaimed(length)) return std::nullopt;
+    // Deleted records whose deletion isn't committed yet: ask for it and wait.
+    const std::uint64_t before = confirmed_;
+    hurry_ = true;
+    changed_.notify_all();
+    const auto moved = [&] { return confirmed_ != before || closed_ || pending_bytes_ == 0; };
+    const bool committed = changed_.wait_until(lock, deadline, moved);
+    hurry_ = false;
+    if (!committed || closed_) return std::nullopt;
   }
+}
+
+bool Disk::make_room(std::uint64_t num_bytes, double wait_s) {
+  const Use use(*this);
+  const std::uint64_t length = record_length(num_bytes);
+  if (num_bytes == 0 || num_bytes >= (1ull << 62) || length > segments_.largest_record()) return false;
+  const auto extent = place(length, wait_s);
+  if (extent) segments_.release(*extent);
+  return extent.has_value();
 }
 
 std::uint64_t Disk::reserve(std::uint64_t num_bytes) {
@@ -68,7 +81,7 @@ std::uint64_t Disk::reserve(std::uint64_t num_bytes) {
   const std::uint64_t length = record_length(num_bytes);
   std::optional<Extent> extent;
   if (num_bytes > 0 && num_bytes < (1ull << 62) && length <= segments_.largest_record())
-    extent = place(length);
+    extent = place(length, 0);
   if (!extent) {
     const SegmentsStats room = segments_.stats();
     std::string have =
@@ -128,7 +141,7 @@ void Disk::write(std::uint64_t slot, const std::uint8_t* data, std::uint64_t siz
   entry.info = info;
   entry.source = data;
   const auto unpublish = [&](State state) {
-    changed_.wait(lock, [&] { return entry.users == 0; });
+    calmed_.wait(lock, [&] { return entry.users == 0; });
     entry.source = nullptr;
     entry.state = state;
   };
@@ -145,7 +158,7 @@ void Disk::write(std::uint64_t slot, const std::uint8_t* data, std::uint64_t siz
       const bool drive_error = error.kind == ErrorKind::kIo;
       if (drive_error) segments_.quarantine(extent.segment);
       std::optional<Extent> other;
-      if (drive_error && tries < 3) other = place(extent.length);
+      if (drive_error && tries < 3) other = place(extent.length, kPlaceWaitS);
       lock.lock();
       if (!other) {
         unpublish(State::kReserved);
@@ -157,11 +170,21 @@ void Disk::write(std::uint64_t slot, const std::uint8_t* data, std::uint64_t siz
     }
   }
   unpublish(State::kWritten);
-  if (!(info.flags & kPersistent)) return;
-  by_digest_[info.digest] = slot;
-  if (options_.durability == Durability::kScratch) return;
-  entry.indexed = true;
-  journal({info.digest, info.sequence, value_of(entry)}, {});
+  if (info.flags & kPersistent) publish_record(slot);
+}
+
+// Later look-ups find this record. An older one of the key that nobody claims has no use any more.
+void Disk::publish_record(std::uint64_t slot) {
+  Entry& entry = slots_.at(slot);
+  const auto [known, fresh] = by_digest_.try_emplace(entry.info.digest, slot);
+  const std::uint64_t before = std::exchange(known->second, slot);
+  if (options_.durability != Durability::kScratch) {
+    entry.indexed = true;
+    journal({entry.info.digest, entry.info.sequence, value_of(entry)}, {});
+  }
+  if (fresh) return;
+  const Entry& old = slots_.at(before);
+  if (old.claims == 0 && old.users == 0) end_entry(before);
 }
 
 void Disk::read(std::uint64_t slot, std::uint8_t* out, std::uint64_t size, const RecordInfo& expected) {
@@ -188,8 +211,9 @@ void Disk::read(std::uint64_t slot, std::uint8_t* out, std::uint64_t size, const
   lock.unlock();
   const auto leave = [&] {
     if (!lock.owns_lock()) lock.lock();
+    const bool writing = entry.state == State::kWriting;
     if (--entry.users == 0 && entry.doomed) end_entry(slot);
-    changed_.notify_all();
+    if (writing) calmed_.notify_all();
   };
   try {
     if (source) {
@@ -221,7 +245,26 @@ void Disk::free(std::uint64_t slot) {
   if (found->second.users == 0) end_entry(slot);
 }
 
+void Disk::let_go(std::uint64_t slot) {
+  const Use use(*this);
+  const std::lock_guard lock(mutex_);
+  const auto found = slots_.find(slot);
+  if (found == slots_.end() || found->second.state != State::kWritten || found->second.claims == 0) {
+    throw Error(ErrorKind::kState, "disk tier: let go of slot " + std::to_string(slot),
+                "a slot that is not written, or not claimed");
+  }
+  Entry& entry = found->second;
+  if (--entry.claims > 0) return;
+  shelve(slot, sequence_++);
+  const auto known = by_digest_.find(entry.info.digest);
+  const bool findable = known != by_digest_.end() && known->second == slot;
+  if (findable && options_.durability != Durability::kScratch) return;
+  entry.doomed = true;
+  if (entry.users == 0) end_entry(slot);
+}
+
 void Disk::end_entry(std::uint64_t slot) {
+  unshelve(slot);
   const auto found = slots_.find(slot);
   Entry entry = std::move(found->second);
   slots_.erase(found);
@@ -246,11 +289,12 @@ bool Disk::close(double timeout_s) {
     const std::lock_guard lock(mutex_);
     closed_ = true;
     changed_.notify_all();
+    calmed_.notify_all();
   }
   bool calm = true;
   for (const auto& drive : drives_) calm = drive->drain(deadline) && calm;
   std::unique_lock lock(mutex_);
-  calm = changed_.wait_until(lock, deadline, [this] { return operations_ == 0; }) && calm;
+  calm = calmed_.wait_until(lock, deadline, [this] { return operations_ == 0; }) && calm;
   if (!calm) {
     // Threads that hang in the kernel keep their state; everything else of them ends here.
     for (auto& drive : drives_) {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -31,7 +32,7 @@ struct DiskOptions {
 };
 
 struct DiskStats {
-  std::uint64_t used_bytes = 0, slots = 0, records = 0, pending_bytes = 0, journal = 0;
+  std::uint64_t used_bytes = 0, spare_bytes = 0, slots = 0, records = 0, pending_bytes = 0, journal = 0;
   std::uint64_t hits = 0, adopted = 0, refused = 0, evicted_unclaimed = 0, served_from_memory = 0,
                 moved_writes = 0;
   std::vector<std::pair<std::string, std::uint64_t>> misses;  // reason, count
@@ -60,14 +61,23 @@ class Disk {
   Disk& operator=(const Disk&) = delete;
 
   // ---- slots ----
+  // Never waits: throws kFull while room is only on its way back, see make_room().
   std::uint64_t reserve(std::uint64_t num_bytes);
+  // Lets records that nobody claims give way, and waits until deletions are committed, so that a reserve() of
+  // as much would find room. False when there is none to be had by the deadline.
+  bool make_room(std::uint64_t num_bytes, double wait_s);
   void write(std::uint64_t slot, const std::uint8_t* data, std::uint64_t size, RecordInfo info);
   void read(std::uint64_t slot, std::uint8_t* out, std::uint64_t size, const RecordInfo& expected);
   // Ends a slot; a persistent record is deleted with it.
   void free(std::uint64_t slot);
+  // Ends one claim on a slot: its own, or that of a look-up. After the last, a persistent record stays to be
+  // looked up again and gives way when room is needed; any other is deleted.
+  void let_go(std::uint64_t slot);
 
   // ---- persistent records ----
-  std::optional<std::pair<std::uint64_t, RecordInfo>> lookup(const Digest& digest);
+  // Each record that is found is claimed: it stays until it is freed or let go.
+  using Found = std::optional<std::pair<std::uint64_t, RecordInfo>>;
+  std::vector<Found> lookup(const std::vector<Digest>& digests);
   bool remove(const Digest& digest);
   std::vector<std::pair<std::uint64_t, IndexValue>> records() const;
 
@@ -89,6 +99,8 @@ class Disk {
   std::vector<std::uint32_t> segment_ids() const;
 
   std::uint64_t used_bytes() const;
+  // Of them, records that nobody claims: they give way when room is needed.
+  std::uint64_t spare_bytes() const;
   std::uint64_t capacity_bytes() const { return segments_.options().capacity_bytes; }
   std::uint64_t next_sequence() const { return sequence_.load(); }
   std::uint64_t trim(bool refused) { return segments_.trim(refused); }
@@ -108,7 +120,8 @@ class Disk {
     unsigned users = 0;                    // reads in progress
     bool doomed = false;                   // freed while read: the last reader ends it
     bool indexed = false;                  // the index has, or is about to have, this record
-    bool claimed = true;                   // false: of an earlier process and not asked for yet
+    unsigned claims = 1;                   // 0: of an earlier process or let go, and not asked for since
+    std::uint64_t order = 0;               // among the unclaimed: lower ones give way first
     bool bad = false;                      // failed its proof
     std::uint64_t hits = 0, indexed_hits = 0;
   };
@@ -126,10 +139,13 @@ class Disk {
   void sync_changes(std::vector<Change>& changes);
   void forget_change(const Change& change);  // under the mutex
   void scan_segment(const SegmentPtr& segment, std::vector<IndexValue>& found, ScanReport& report);
-  std::optional<Extent> place(std::uint64_t length);
+  std::optional<Extent> place(std::uint64_t length, double wait_s);
   bool evict_unclaimed(std::uint64_t length);
-  void end_entry(std::uint64_t slot);              // under the mutex
-  void journal(IndexChange change, Extent freed);  // under the mutex
+  void end_entry(std::uint64_t slot);                    // under the mutex
+  void publish_record(std::uint64_t slot);               // under the mutex
+  void shelve(std::uint64_t slot, std::uint64_t order);  // under the mutex: nobody claims it any more
+  void unshelve(std::uint64_t slot);                     // under the mutex
+  void journal(IndexChange change, Extent freed);        // under the mutex
   void distrust(std::uint64_t slot, const std::string& reason);
   void miss(const std::string& reason);
   RecordPath path_of(const Extent& extent, bool reading);
@@ -145,10 +161,12 @@ class Disk {
   std::atomic<std::uint64_t> sequence_;
 
   mutable std::mutex mutex_;
-  std::condition_variable changed_;
+  std::condition_variable changed_;  // the journal, and what was confirmed of it
+  std::condition_variable calmed_;   // the last user of an entry, or of a closed store, has left
   std::unordered_map<std::uint64_t, Entry> slots_;
   std::unordered_map<Digest, std::uint64_t, DigestHash> by_digest_;  // persistent, readable records
-  std::uint64_t next_slot_ = 1, used_ = 0, operations_ = 0;
+  std::set<std::pair<std::uint64_t, std::uint64_t>> unclaimed_;      // (order, slot)
+  std::uint64_t next_slot_ = 1, used_ = 0, spare_ = 0, operations_ = 0;
   bool closed_ = false;
 
   std::deque<Change> journal_;

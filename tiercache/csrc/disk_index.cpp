@@ -24,14 +24,19 @@ void Disk::check_process() const {
               {}, "open the store in the child, or use the spawn start method");
 }
 
-std::optional<std::pair<std::uint64_t, RecordInfo>> Disk::lookup(const Digest& digest) {
+std::vector<Disk::Found> Disk::lookup(const std::vector<Digest>& digests) {
   const Use use(*this);
   const std::lock_guard lock(mutex_);
-  const auto found = by_digest_.find(digest);
-  if (found == by_digest_.end()) return std::nullopt;
-  Entry& entry = slots_.at(found->second);
-  entry.claimed = true;
-  return std::pair(found->second, entry.info);
+  std::vector<Found> all(digests.size());
+  for (std::size_t i = 0; i < digests.size(); ++i) {
+    const auto found = by_digest_.find(digests[i]);
+    if (found == by_digest_.end()) continue;
+    Entry& entry = slots_.at(found->second);
+    unshelve(found->second);
+    ++entry.claims;
+    all[i].emplace(found->second, entry.info);
+  }
+  return all;
 }
 
 bool Disk::remove(const Digest& digest) {
@@ -77,31 +82,41 @@ std::string Disk::adopt(const IndexValue& value) {
   entry.state = State::kWritten;
   entry.info = value.info;
   entry.indexed = true;
-  entry.claimed = false;
+  entry.claims = 0;
   entry.hits = entry.indexed_hits = value.hits;
   by_digest_[value.info.digest] = next_slot_;
-  slots_.emplace(next_slot_++, std::move(entry));
+  slots_.emplace(next_slot_, std::move(entry));
+  shelve(next_slot_++, value.info.sequence);
   if (sequence_ <= value.info.sequence) sequence_ = value.info.sequence + 1;
   ++counts_.adopted;
   return {};
 }
 
-// Room from records of earlier processes that nobody has asked for, oldest first.
+// Room from records of earlier processes, or let go by this one, that nobody asks for; oldest first.
 bool Disk::evict_unclaimed(std::uint64_t length) {
   const std::lock_guard lock(mutex_);
-  std::vector<std::pair<std::uint64_t, std::uint64_t>> oldest;
-  for (const auto& [slot, entry] : slots_) {
-    if (!entry.claimed && !entry.doomed && entry.users == 0) oldest.emplace_back(entry.info.sequence, slot);
-  }
-  std::ranges::sort(oldest);
   std::uint64_t freed = 0;
-  for (const auto& [sequence, slot] : oldest) {
-    if (freed >= length) break;
-    freed += slots_.at(slot).extent.length;
+  for (auto at = unclaimed_.begin(); at != unclaimed_.end() && freed < length;) {
+    const std::uint64_t slot = (at++)->second;
+    const Entry& entry = slots_.at(slot);
+    if (entry.users > 0) continue;  // a reader is at it
+    freed += entry.extent.length;
     ++counts_.evicted_unclaimed;
     end_entry(slot);
   }
   return freed > 0;
+}
+
+void Disk::shelve(std::uint64_t slot, std::uint64_t order) {
+  Entry& entry = slots_.at(slot);
+  entry.order = order;
+  unclaimed_.emplace(order, slot);
+  spare_ += entry.extent.length;
+}
+
+void Disk::unshelve(std::uint64_t slot) {
+  const Entry& entry = slots_.at(slot);
+  if (unclaimed_.erase({entry.order, slot}) > 0) spare_ -= entry.extent.length;
 }
 
 void Disk::distrust(std::uint64_t slot, const std::string& reason) {
@@ -231,11 +246,18 @@ std::uint64_t Disk::used_bytes() const {
   return used_;
 }
 
+std::uint64_t Disk::spare_bytes() const {
+  check_process();
+  const std::lock_guard lock(mutex_);
+  return spare_;
+}
+
 DiskStats Disk::stats() const {
   check_process();
   const std::lock_guard lock(mutex_);
   DiskStats stats = counts_;
   stats.used_bytes = used_;
+  stats.spare_bytes = spare_;
   stats.slots = slots_.size();
   stats.records = by_digest_.size();
   stats.pending_bytes = pending_bytes_;
@@ -250,8 +272,14 @@ DiskStats Disk::stats() const {
 void Disk::check_integrity() const {
   check_process();
   const std::lock_guard lock(mutex_);
-  std::uint64_t used = 0;
-  for (const auto& [slot, entry] : slots_) used += entry.extent.length;
+  std::uint64_t used = 0, spare = 0;
+  for (const auto& [slot, entry] : slots_) {
+    used += entry.extent.length;
+    if (unclaimed_.contains({entry.order, slot})) spare += entry.extent.length;
+  }
+  if (spare != spare_)
+    throw Error(ErrorKind::kState, "disk tier: unclaimed records and spare bytes differ",
+                std::to_string(spare), std::to_string(spare_));
   if (used != used_)
     throw Error(ErrorKind::kState, "disk tier: slots and used bytes differ", std::to_string(used),
                 std::to_string(used_));

@@ -24,8 +24,7 @@ class Disk::Use {
   }
   ~Use() {
     const std::lock_guard lock(disk_.mutex_);
-    --disk_.operations_;
-    disk_.changed_.notify_all();
+    if (--disk_.operations_ == 0 && disk_.closed_) disk_.calmed_.notify_all();
   }
   Use(const Use&) = delete;
   Use& operator=(const Use&) = delete;

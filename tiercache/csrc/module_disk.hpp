@@ -126,6 +126,12 @@ inline void bind_disk(nb::module_& m) {
       .def(
           "reserve", [](DiskHandle& self, std::uint64_t bytes) { return self.disk->reserve(bytes); },
           DiskNoGil())
+      .def(
+          "make_room",
+          [](DiskHandle& self, std::uint64_t bytes, double wait_s) {
+            return self.disk->make_room(bytes, wait_s);
+          },
+          DiskNoGil())
       .def("write",
            [](DiskHandle& self, std::uint64_t slot, const DiskBytes& data, const nb::object& meta) {
              const RecordInfo info = info_of(meta);
@@ -141,13 +147,22 @@ inline void bind_disk(nb::module_& m) {
       .def(
           "free", [](DiskHandle& self, std::uint64_t slot) { self.disk->free(slot); }, DiskNoGil())
       .def(
+          "let_go", [](DiskHandle& self, std::uint64_t slot) { self.disk->let_go(slot); }, DiskNoGil())
+      .def(
           "lookup",
-          [](DiskHandle& self, const nb::bytes& digest) -> nb::object {
-            const auto found = self.disk->lookup(array_of<Digest>(digest, "digest"));
-            if (!found) return nb::none();
-            return nb::make_tuple(found->first, fields_of(found->second));
+          [](DiskHandle& self, const nb::sequence& digests) {
+            std::vector<Digest> wanted;
+            for (const nb::handle digest : digests)
+              wanted.push_back(array_of<Digest>(nb::cast<nb::bytes>(digest), "digest"));
+            nb::list all;
+            for (const auto& found : self.disk->lookup(wanted)) {
+              nb::object one = nb::none();
+              if (found) one = nb::make_tuple(found->first, fields_of(found->second));
+              all.append(one);
+            }
+            return all;
           },
-          nb::sig("def lookup(self, digest: bytes) -> tuple | None"))
+          nb::sig("def lookup(self, digests: collections.abc.Sequence[bytes]) -> list"))
       .def("remove",
            [](DiskHandle& self, const nb::bytes& digest) {
              return self.disk->remove(array_of<Digest>(digest, "digest"));
@@ -203,6 +218,7 @@ inline void bind_disk(nb::module_& m) {
           "close", [](DiskHandle& self, double timeout_s) { return self.disk->close(timeout_s); },
           DiskNoGil())
       .def_prop_ro("used_bytes", [](DiskHandle& self) { return self.disk->used_bytes(); })
+      .def_prop_ro("spare_bytes", [](DiskHandle& self) { return self.disk->spare_bytes(); })
       .def_prop_ro("capacity_bytes", [](DiskHandle& self) { return self.disk->capacity_bytes(); })
       .def_prop_ro("next_sequence", [](DiskHandle& self) { return self.disk->next_sequence(); })
       .def("add_fault",

@@ -116,7 +116,8 @@ inline nb::dict stats_of(const DiskStats& stats) {
     drives.append(stats_of(stats.drives[i]));
     drives[i]["rung"] = stats.rungs[i];
   }
-  made["used_bytes"] = stats.used_bytes, made["slots"] = stats.slots, made["records"] = stats.records;
+  made["used_bytes"] = stats.used_bytes, made["spare_bytes"] = stats.spare_bytes;
+  made["slots"] = stats.slots, made["records"] = stats.records;
   made["pending_bytes"] = stats.pending_bytes, made["journal"] = stats.journal, made["hits"] = stats.hits;
   made["adopted"] = stats.adopted, made["refused"] = stats.refused, made["misses"] = misses;
   made["evicted_unclaimed"] = stats.evicted_unclaimed, made["moved_writes"] = stats.moved_writes;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,8 @@ class PageMeta:
         stored_bytes: size of the payload.
         key: the fields behind `digest` where the caller has them; a record keeps them for listings.
         persistent: the record outlives this process where the tier is opened for that. Only for pages that are
-            keyed by content alone (`PageKey.graph` 0): ids of graphs start again with the next process.
+            keyed by content alone (`PageKey.graph` 0): ids of graphs start again with the next process. Their node
+            names the weights by what they are, not by where they lie.
     """
 
     digest: bytes
@@ -62,6 +64,8 @@ class Tier(ABC):
     """
 
     name: str
+    keeps_records: bool = False
+    """Whether records written as persistent are found by a later process."""
 
     @property
     @abstractmethod
@@ -96,6 +100,30 @@ class Tier(ABC):
     @abstractmethod
     def close(self) -> None:
         """Ends the tier and its threads within a bounded time. A second call does nothing."""
+
+    @property
+    def spare_bytes(self) -> int:
+        """Of the bytes in use, those of records that nobody claims and that give way when room is needed."""
+        return 0
+
+    def make_room(self, num_bytes: int, timeout_s: float) -> bool:
+        """Waits for room that is on its way back, so that `reserve` finds it; False when none is.
+
+        Records that nobody claims give way. Called without any lock held.
+        """
+        return False
+
+    def lookup_many(self, digests: Sequence[bytes]) -> list[tuple[Slot, PageMeta] | None]:
+        """Claims the persistent record of each key, where there is one; `let_go` ends a claim."""
+        return [None] * len(digests)
+
+    def let_go(self, slot: Slot) -> None:
+        """Ends a slot; its record, if it is persistent, stays for a later look-up until room is needed."""
+        self.free(slot)
+
+    def flush(self, timeout_s: float) -> None:
+        """Waits until what was written is as durable as the tier promises. Raises StoreTimeoutError, TierIOError."""
+        return
 
     def view(self, slot: Slot) -> ByteArray | None:
         """The slot's memory itself where the tier is addressable memory, else None."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from tiercache.tiers import disk_files
 from tiercache.tiers.base import ByteArray, PageMeta, Slot, Tier
 from tiercache.tiers.disk_index import DiskIndex, index_crc, is_sound, remove_index
 from tiercache.tiers.disk_journal import IndexWriter
-from tiercache.tiers.disk_meta import meta_of
+from tiercache.tiers.disk_meta import slot_and_meta
 from tiercache.tiers.disk_options import DiskOptions
 from tiercache.tiers.disk_readonly import ReadOnlyCore
 
@@ -34,8 +35,8 @@ class DiskTier(Tier):
 
     `reserve`, `write`, `read` and `free` are the contract of every tier. A record written with `meta.persistent` is
     found by `lookup`, and with durability "process" or "power" also by a later process. `free` and `remove` delete
-    such a record; to keep it, don't free its slot. Records of earlier processes that nobody looks up give way, oldest
-    first, when room is needed.
+    such a record; `let_go` keeps it. Records of earlier processes and those let go give way when room is needed: the
+    longest unclaimed first.
 
     Args:
         directories: one or several, each a drive of its own; made with mode 0700 when missing.
@@ -64,6 +65,7 @@ class DiskTier(Tier):
             raise ConfigError("disk tier: directories", got="none", limit="at least one")
         self.directories = [Path(directory).absolute() for directory in listed]
         self.durability = self.options.durability
+        self.keeps_records = self.durability != "scratch"
         self._root = self.directories[0]
         self._timeout_s = self.options.timeout_s
         self._owner = os.getpid()
@@ -83,6 +85,9 @@ class DiskTier(Tier):
             if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
                 raise
             self._open_read_only(error)
+            self._finalizer = weakref.finalize(
+                self, _end_forgotten, self.core, self._writer, self._timeout_s, self._owner
+            )
             return
         except BaseException:
             self._abandon()
@@ -104,6 +109,9 @@ class DiskTier(Tier):
         except BaseException:
             self._abandon()
             raise
+        self._finalizer = weakref.finalize(
+            self, _end_forgotten, self.core, self._writer, self._timeout_s, self._owner
+        )
 
     # ---- opening ----
 
@@ -193,11 +201,20 @@ class DiskTier(Tier):
         """Bytes of all slots, record headers and padding included."""
         return 0 if self._closed else int(self.core.used_bytes)
 
+    @property
+    def spare_bytes(self) -> int:
+        """Of them, records that nobody claims."""
+        return 0 if self._closed else int(self.core.spare_bytes)
+
     def reserve(self, num_bytes: int) -> Slot:
         """Room for `num_bytes`. Raises TierFullError with need, have and remedy."""
         if num_bytes < 1:
             raise ConfigError("disk tier: reserve", got=num_bytes, limit="1 byte or more")
         return Slot(self.core.reserve(num_bytes), num_bytes)
+
+    def make_room(self, num_bytes: int, timeout_s: float) -> bool:
+        """Waits for deletions to be committed, lets unclaimed records give way; False when that gives no room."""
+        return bool(self.core.make_room(num_bytes, timeout_s))
 
     def write(self, slot: Slot, data: ByteArray, meta: PageMeta) -> None:
         """Writes the record; it is readable when this returns."""
@@ -218,13 +235,20 @@ class DiskTier(Tier):
         except StoreClosedError:
             return
 
+    def let_go(self, slot: Slot) -> None:
+        """Ends a slot or the claim of a look-up; a persistent record stays. After close() this does nothing."""
+        try:
+            self.core.let_go(slot.handle)
+        except StoreClosedError:
+            return
+
     def lookup(self, digest: bytes) -> tuple[Slot, PageMeta] | None:
-        """The persistent record of this key, written by this process or an earlier one."""
-        found = self.core.lookup(digest)
-        if found is None:
-            return None
-        meta = meta_of(found[1])
-        return Slot(found[0], meta.stored_bytes), meta
+        """The persistent record of this key, written by this process or an earlier one; claimed until let go."""
+        return self.lookup_many([digest])[0]
+
+    def lookup_many(self, digests: Sequence[bytes]) -> list[tuple[Slot, PageMeta] | None]:
+        """The same for many keys at once."""
+        return [found and slot_and_meta(*found) for found in self.core.lookup(digests)]
 
     def remove(self, digest: bytes) -> bool:
         """Deletes the persistent record of this key. False when there is none."""
@@ -263,6 +287,7 @@ class DiskTier(Tier):
         if self._closed or os.getpid() != self._owner:
             return
         self._closed = True
+        self._finalizer.detach()
         if self.read_only:
             self.core.close(self._timeout_s)
             return
@@ -294,3 +319,13 @@ class DiskTier(Tier):
             disk_files.write_store_file(self._root, self._store, sync=self.durability == "power")
         except (OSError, TierIOError) as error:
             _log.warning("disk tier: close of %s: %s", self._root, error)
+
+
+def _end_forgotten(core: Any, writer: IndexWriter | None, timeout_s: float, owner: int) -> None:
+    """Ends the threads of a tier that nobody closed, before the interpreter goes and they call into it."""
+    if os.getpid() != owner:
+        return
+    core.flush(min(timeout_s, 10.0))
+    core.close(timeout_s)
+    if writer is not None:
+        writer.join(timeout_s)

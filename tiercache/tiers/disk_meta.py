@@ -7,7 +7,7 @@ from typing import Any
 
 from tiercache import _core
 from tiercache.entry import PageKey
-from tiercache.tiers.base import PageMeta
+from tiercache.tiers.base import PageMeta, Slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,12 @@ def meta_of(fields: tuple[Any, ...]) -> PageMeta:
     if fields[7] is None:
         return PageMeta(*fields)
     return PageMeta(*(*fields[:7], PageKey(*fields[7]), fields[8]))
+
+
+def slot_and_meta(handle: Any, fields: tuple[Any, ...]) -> tuple[Slot, PageMeta]:
+    """What a look-up gives, from the core's answer."""
+    meta = meta_of(fields)
+    return Slot(handle, meta.stored_bytes), meta
 
 
 def entry_of(value: bytes) -> RecordEntry:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ class ReadOnlyCore:
 
     capacity_bytes = 0
     used_bytes = 0
+    spare_bytes = 0
 
     def __init__(self, directories: list[Path]) -> None:
         self._reader = DiskReader(directories)
@@ -27,8 +29,16 @@ class ReadOnlyCore:
         what = f"disk tier: reserve of {num_bytes} bytes in {self._reader.root}, which is read-only"
         raise TierFullError(what, got="0 bytes free", limit=0, remedy=remedy)
 
-    def lookup(self, digest: bytes) -> tuple[bytes, tuple[Any, ...]] | None:
+    def make_room(self, num_bytes: int, wait_s: float) -> bool:
+        """There is none to be had."""
+        del num_bytes, wait_s
+        return False
+
+    def lookup(self, digests: Sequence[bytes]) -> list[tuple[bytes, tuple[Any, ...]] | None]:
         """The entry of a key stands for its slot."""
+        return [self._lookup(digest) for digest in digests]
+
+    def _lookup(self, digest: bytes) -> tuple[bytes, tuple[Any, ...]] | None:
         value = self._reader.value(digest)
         if value is None:
             return None
@@ -51,6 +61,9 @@ class ReadOnlyCore:
         self._reader.core.read(slot, out)
 
     def free(self, slot: bytes) -> None:
+        """Nothing was taken."""
+
+    def let_go(self, slot: bytes) -> None:
         """Nothing was taken."""
 
     def remove(self, digest: bytes) -> bool:
