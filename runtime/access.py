@@ -13,6 +13,7 @@ from tiercache.runtime.schedule import Visit
 from tiercache.runtime.states import is_state
 from tiercache.runtime.step import Step, needs_graph
 
+ATTENTION_KINDS = ("attention_output", "attention_lse")  # pop computes them again where it doesn't find them
 _PHASES = {"capture": "capture", "score": "score", "replay": "replay", "pop": "pop"}
 
 
@@ -43,7 +44,13 @@ def _plan_visit(plan: AccessPlan, runner: Any, step: Step, visit: Visit, shape: 
         elif not (ungraphed and event.operation == "put" and of_graph(event.kind)):
             graph = step.graph if of_graph(event.kind) else 0
             key = PageKey(own.digest, event.layer, event.kind, graph)
-            plan.add(event.operation, key, event.bytes_of(own.end - own.begin))
+            again_s = _again_s(step, own.node) if event.kind in ATTENTION_KINDS else None
+            plan.add(event.operation, key, event.bytes_of(own.end - own.begin), again_s)
+
+
+def _again_s(step: Step, node: int) -> float | None:
+    keeping = step.keeping.get(node)
+    return None if keeping is None else keeping.again_s
 
 
 def _groups(events: Sequence[Event]) -> Iterator[list[Event]]:

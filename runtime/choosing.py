@@ -267,7 +267,10 @@ def _consider(
         return
     loads.add(index, extra)
     reason = f"saves {gain_s:.3g} s of the second forward for {more} bytes, down to {where}"
-    chosen[index] = Keeping(kept, more, gain_s - price_s, reason)
+    again_s = None
+    if kept == "attention":
+        again_s = costs.forward_s(len(node.tokens), node.start)[1] / max(1, len(costs.shape.layers))
+    chosen[index] = Keeping(kept, more, gain_s - price_s, reason, again_s)
 
 
 def price_of_room(begin: int, end: int, rooms: Sequence[Room], hidden_s: float) -> tuple[float, str] | None:

@@ -32,12 +32,14 @@ class Keeping:
         num_bytes: beside the node's pages, until its pop; 0 where nothing was chosen among.
         saved_s: seconds expected to be saved against the cheapest choice.
         reason: in words.
+        again_s: seconds to compute one layer's attention again, where that was kept and may be forgotten.
     """
 
     kept: KeptActivations
     num_bytes: int = 0
     saved_s: float = 0.0
     reason: str = "asked for"
+    again_s: float | None = None
 
 
 @dataclass(slots=True)

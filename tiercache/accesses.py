@@ -50,6 +50,10 @@ class Accesses:
         """Position of the next planned use of the page's bytes; None: never, as far as is known."""
         return self._follower.next_use(key)
 
+    def recompute_s(self, key: PageKey) -> float | None:
+        """Seconds to compute a page again, as the plan says; None for one that must be kept."""
+        return self._follower.recompute_s(key)
+
     def note(self, operation: Operation, key: PageKey, entry: Entry | None) -> None:
         """An access was made; `entry` is the page's, if there is one."""
         for record in self._records:

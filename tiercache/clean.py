@@ -69,7 +69,12 @@ class Cleaner:
             if entry is None or entry.is_sum or entry.busy or entry.dead or not entry.visible:
                 continue
             place = entry.valid_place(level)
-            if place is None or place.pins or entry.has_other_copy(level):
+            if (
+                place is None
+                or place.pins
+                or entry.has_other_copy(level)
+                or books.is_cheaper_again(entry, level)
+            ):
                 continue
             books.pin(entry, place, level, copy=True)
             return entry

@@ -40,11 +40,18 @@ class Follower:
         self._window: deque[tuple[int, int]] = deque()
         self._window_bytes = 0
         self._retry_at = 0
+        self._recompute_s: dict[PageKey, float] = {}
         self.active = plan is not None
         for position, access in enumerate(self._accesses):
             self._at.setdefault((access.operation, access.key), []).append(position)
             if access.operation in ("read", "accumulate", "take"):
                 self._uses.setdefault(access.key, []).append(position)
+            if access.recompute_s is not None:
+                self._recompute_s[access.key] = access.recompute_s
+
+    def recompute_s(self, key: PageKey) -> float | None:
+        """Seconds to compute a page again; None for one that must be kept."""
+        return self._recompute_s.get(key)
 
     def begin(self, books: Books) -> None:
         """Tells the policies this plan's next uses in place of another's."""
@@ -65,6 +72,7 @@ class Follower:
 
     def note(self, operation: Operation, key: PageKey, books: Books) -> None:
         """The run made this access."""
+        books.pace.note_access(books.clock.now())
         cursor, accesses = self._cursor, self._accesses
         if cursor < len(accesses):
             access = accesses[cursor]
@@ -134,6 +142,10 @@ class Follower:
                 self._window_bytes += access.num_bytes
             else:
                 level = self._wanted(access, entry, books)
+                source = entry.source()
+                distance = self._ahead - self._cursor
+                if level is not None and not books.pace.is_due(distance, source or 0, limit_bytes):
+                    break
                 if level is not None and not reserve_rise(entry, level, room, self._ahead):
                     self._retry_at = self._cursor + _RETRY
                     break

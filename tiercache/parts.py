@@ -121,6 +121,7 @@ def create_parts(
     room, timeout_s = demotion.room, config.timeout_s
     promotion = Promotion(transfer, room)
     accesses = Accesses(transfer, room, promotion, trace, start_s, timeout_s)
+    books.recompute_s = accesses.recompute_s
     books.on_publish = Cleaner(transfer, demotion, timeout_s).poke
     leases, loans = Leases(books, room, promotion, timeout_s), Loans(books, room)
     discards = Discards(books)

@@ -9,9 +9,14 @@ from typing import Any
 from tiercache.clock import Clock
 from tiercache.entry import Entry, PageKey, Place, Rise
 from tiercache.errors import PageMissingError, StoreClosedError, StoreTimeoutError, TierFullError
+from tiercache.pace import Pace
 from tiercache.stats import Stats
 from tiercache.streams import Engines
 from tiercache.tiers.base import PageMeta, Slot, Tier
+
+
+def _kept(_: PageKey) -> None:
+    """Every page must be kept, as far as no plan says otherwise."""
 
 
 class Books:
@@ -28,6 +33,8 @@ class Books:
         table: visible pages and pages whose first put is in progress.
         lent_bytes: room of the device tier that callers keep memory of their own in.
         on_publish: called with the level after a place became valid.
+        recompute_s: seconds to compute a page again, as a plan says; None for one that must be kept.
+        pace: of the run and of copies.
     """
 
     def __init__(
@@ -54,6 +61,8 @@ class Books:
         self.transient = [0] * len(tiers)
         self.lease_owners: dict[int, int] = {}
         self.on_publish: Callable[[int], None] | None = None
+        self.recompute_s: Callable[[PageKey], float | None] = _kept
+        self.pace = Pace()
         self.counts = Stats(bytes_peak={tier.name: 0 for tier in tiers})
         self._free_ids: list[int] = []
         self._waiting = 0
@@ -221,9 +230,23 @@ class Books:
         return entry.num_bytes > 0 and self.policies[level] is not None
 
     def _cost(self, entry: Entry, level: int) -> float:
-        """Relative seconds to load the page again: its bytes, four times dearer when they come from disk."""
+        """Relative seconds to have the page again: its bytes, four times dearer when they come from disk.
+
+        A page that can be computed again costs no more than that.
+        """
         from_disk = level == self.last - 1 and self.last == 2
-        return entry.num_bytes * (4.0 if from_disk else 1.0)
+        reload = entry.num_bytes * (4.0 if from_disk else 1.0)
+        again_s = self.recompute_s(entry.key)
+        return (
+            reload
+            if again_s is None
+            else reload * min(1.0, again_s / self.pace.reload_s(level, entry.num_bytes))
+        )
+
+    def is_cheaper_again(self, entry: Entry, level: int) -> bool:
+        """Whether computing the page again takes less than sending it down from here and bringing it back."""
+        again_s = self.recompute_s(entry.key)
+        return again_s is not None and again_s < self.pace.reload_s(level, entry.num_bytes)
 
     def forget_all(self) -> None:
         """Ends every place that nobody copies from or to; after close, when leases no longer count."""

@@ -12,11 +12,20 @@ Operation = Literal["put", "read", "accumulate", "take", "discard"]
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """One call that the schedule will make of the store. `num_bytes` is the page's logical size."""
+    """One call that the schedule will make of the store.
+
+    Attributes:
+        operation: which.
+        key: of the page.
+        num_bytes: the page's logical size.
+        recompute_s: of a put: seconds to compute the page again where its `take` finds nothing; None if it must
+            be kept.
+    """
 
     operation: Operation
     key: PageKey
     num_bytes: int = 0
+    recompute_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -25,9 +34,11 @@ class AccessPlan:
 
     accesses: list[Access] = field(default_factory=list)
 
-    def add(self, operation: Operation, key: PageKey, num_bytes: int = 0) -> None:
+    def add(
+        self, operation: Operation, key: PageKey, num_bytes: int = 0, recompute_s: float | None = None
+    ) -> None:
         """Appends one access."""
-        self.accesses.append(Access(operation, key, num_bytes))
+        self.accesses.append(Access(operation, key, num_bytes, recompute_s))
 
     def __len__(self) -> int:
         return len(self.accesses)

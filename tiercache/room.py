@@ -137,6 +137,15 @@ class Room:
             if self._is_spare(entry, level):
                 books.vacate(entry, level, self._spare_level(entry, level))
                 dropped += 1
+            elif (
+                not entry.busy
+                and entry.visible
+                and entry.rise is None
+                and books.is_cheaper_again(entry, level)
+            ):
+                books.bury(entry)
+                books.counts.dropped += 1
+                dropped += 1
             elif loaded is None:
                 loaded = entry
         if dropped:

@@ -25,6 +25,7 @@ class Stats:
         prefetches_used: of those, pages that were then read.
         deviations: accesses that were not the next one of the plan that is followed.
         evictions: copies removed from a tier to make room.
+        dropped: pages that had to give room and were forgotten, for computing them again takes less than their reload.
         demotion_errors: transfers down that failed; their pages stayed where they were.
         lost_pages: pages whose only record failed its proof.
         io: what the disk tier uses ("io_uring", "threads", "buffered"), "" without one.
@@ -46,6 +47,7 @@ class Stats:
     prefetches_used: int = 0
     deviations: int = 0
     evictions: int = 0
+    dropped: int = 0
     demotion_errors: int = 0
     lost_pages: int = 0
     io: str = ""

@@ -97,6 +97,7 @@ class Transfer:
         direction = f"{books.tiers[origin].name}->{books.tiers[target].name}"
         moved = books.counts.bytes_moved
         moved[direction] = moved.get(direction, 0) + num_bytes
+        books.pace.note_copy(origin, target, num_bytes, books.clock.now() - start_s)
         if self._timeline is not None:
             self._timeline.add(direction, str(entry.key), start_s, books.clock.now(), num_bytes)
 
