@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+from typing import Any
+
 import numba
 import numpy as np
 import numpy.typing as npt
@@ -59,3 +63,32 @@ def _cheapest(
                         stays = (stays - 1) & rest
         start = least[(1 << leaves) - 1]
     return start.min()
+
+
+def random_problem(
+    rng: random.Random, num_passes: int = 2, max_nodes: int = 9, max_leaves: int = 5
+) -> OrderProblem:
+    """A forest whose room lies anywhere between its longest path and all of it."""
+    while True:
+        parents = [-1]
+        for node in range(1, rng.randint(2, max_nodes)):
+            parents.append(rng.randrange(-1 if rng.random() < 0.15 else 0, node))
+        if len(set(range(len(parents))) - set(parents)) <= max_leaves:
+            break
+    sizes, costs = [rng.randint(1, 10) for _ in parents], [rng.randint(1, 20) for _ in parents]
+    return with_room(parents, sizes, costs, rng.random(), num_passes)
+
+
+def with_room(
+    parents: list[int],
+    sizes: list[int],
+    costs: list[Any],
+    share: float,
+    num_passes: int = 2,
+    visited: Sequence[int] = (),
+) -> OrderProblem:
+    """A problem whose capacity lies at this share between the longest path and all pages."""
+    given = {"parents": parents, "sizes": sizes, "costs": costs, "num_passes": num_passes, "visited": visited}
+    roomy = OrderProblem(capacity=1e18, **given)
+    least = max(roomy.path_sizes[node] for node in roomy.visited)
+    return OrderProblem(capacity=least + share * (sum(sizes) - least), **given)

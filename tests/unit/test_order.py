@@ -7,33 +7,13 @@ import time
 
 import numpy as np
 import pytest
-from brute_order import cheapest
+from brute_order import cheapest, random_problem, with_room
 
 from tiercache.errors import PlanError
 from tiercache.runtime.ordering import OrderProblem, plan_order
 from tiercache.runtime.playing import played_cost
 from tiercache.runtime.schedule import batch_tails, best_order, own_order, plan_passes, plan_visits
 from tiercache.runtime.tree import Node, Tree
-
-
-def random_problem(rng, num_passes=2, max_nodes=9, max_leaves=5):
-    """A forest whose room lies anywhere between its longest path and all of it."""
-    while True:
-        parents = [-1]
-        for node in range(1, rng.randint(2, max_nodes)):
-            parents.append(rng.randrange(-1 if rng.random() < 0.15 else 0, node))
-        if len(set(range(len(parents))) - set(parents)) <= max_leaves:
-            break
-    sizes, costs = [rng.randint(1, 10) for _ in parents], [rng.randint(1, 20) for _ in parents]
-    return with_room(parents, sizes, costs, rng.random(), num_passes)
-
-
-def with_room(parents, sizes, costs, share, num_passes=2, visited=()):
-    """A problem whose capacity lies at this share between the longest path and all pages."""
-    given = {"parents": parents, "sizes": sizes, "costs": costs, "num_passes": num_passes, "visited": visited}
-    roomy = OrderProblem(capacity=1e18, **given)
-    least = max(roomy.path_sizes[node] for node in roomy.visited)
-    return OrderProblem(capacity=least + share * (sum(sizes) - least), **given)
 
 
 def random_tree(rng, num_nodes):
@@ -176,3 +156,12 @@ def test_an_order_of_another_tree_is_refused(other):
 def test_passes_out_of_order_are_refused(passes):
     with pytest.raises(PlanError, match="captured first"):
         plan_passes(random_tree(random.Random(1), 9), passes, max_visit_tokens=8)
+
+
+def test_the_benchmark_s_figures_are_of_plans_that_can_be_carried_out(bench):
+    order = bench("planner_order")
+    found = order.bytes_over_bound(quick=True)
+    assert 1.0 <= found["bytes_over_bound"] <= found["bytes_over_bound_lru"]
+    assert found["bytes_over_bound"] < found["bytes_over_bound_unplanned_lru"]
+    assert order.optimal_fraction(20) > 0.8
+    assert order.plan_ms()["planned_visits"] > 500
