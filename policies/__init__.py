@@ -75,13 +75,23 @@ def _load_file(path: Path) -> Hooks:
     return Hooks(path.stem, module, checked=True)
 
 
-def create_policy(name: str, *, capacity_bytes: int, max_entries: int = 1024, **params: Any) -> OnlinePolicy:
+def create_policy(
+    name: str,
+    *,
+    capacity_bytes: int,
+    max_entries: int = 1024,
+    admission: str = "always",
+    admission_limit: int | None = None,
+    **params: Any,
+) -> OnlinePolicy:
     """A policy for one tier of a store.
 
     Args:
         name: one of `POLICIES`, or the path of a user's file.
         capacity_bytes: budget of the tier.
         max_entries: expected number of pages; it grows.
+        admission: "always", "second_hit", "size" or "ghost"; see `policies.spec.Tier`.
+        admission_limit: misses, bytes or missed bytes, by admission.
         params: the policy's parameters, as its file documents them.
 
     Raises:
@@ -91,7 +101,12 @@ def create_policy(name: str, *, capacity_bytes: int, max_entries: int = 1024, **
 
     hooks, defaults = load_hooks(name)
     return OnlinePolicy(
-        hooks, capacity_bytes=capacity_bytes, max_entries=max_entries, **{**defaults, **params}
+        hooks,
+        capacity_bytes=capacity_bytes,
+        max_entries=max_entries,
+        admission=admission,
+        admission_limit=admission_limit,
+        **{**defaults, **params},
     )
 
 

@@ -12,6 +12,8 @@ A policy is a Python file of plain functions that numba compiles together with t
     on_next_use(R, M, F, k, when, now)    optional: k's next use became known; the old one is still in R[k]
     on_advance(R, M, F, now)              optional: time went on by one, to `now`
     on_resize(R, M, F, k, delta)          optional: k grew by delta bytes (its list knows)
+    on_chosen(R, M, F, now)               optional: the calls of `victim` for one purpose are over; what it put aside,
+                                          to pass over leased pages once and not each time, comes back
 
 R is the record array of `ENTRY`, indexed by dense id; M the int64 and F the float64 meta words. The engine
 owns `size`, `cost`, `next_use`, `lease`, `tier`, `resident`, `seen` and the words below 32; the rest is the
@@ -64,7 +66,9 @@ REQUEST = np.dtype(
 NEVER = 1 << 62
 
 # Operations of a request.
-GET, PUT, REMOVE, LEASE, RELEASE, TAKE, INSERT, HIT, VICTIMS, EVICT, NEXT_USE, ADVANCE, RUN = range(13)
+GET, PUT, REMOVE, LEASE, RELEASE, TAKE, INSERT, HIT, VICTIMS, EVICT, NEXT_USE, ADVANCE, RUN, ADMITS = range(
+    14
+)
 
 # The engine's words of M.
 CAPACITY, USED, LEASED, COUNT, NOW, INCOMING, ROUND, ERROR, ERROR_ID = range(9)

@@ -59,9 +59,10 @@ def admitted(R: Any, M: Any, k: int, size: int) -> bool:
         return R[k].seen >= M[ADMISSION_LIMIT]
     if kind == SIZE_LIMIT:
         return size <= M[ADMISSION_LIMIT]
-    # GHOST: `seen` is the clock of missed bytes, in 1024ths of the limit, at k's last miss.
+    # GHOST: `seen` is the clock of missed bytes, in 1024ths of the limit or bytes, at k's last miss.
     M[ADMIT_CLOCK] += size
-    tick = M[ADMIT_CLOCK] // (M[ADMISSION_LIMIT] // 1024 + 1) + 1
+    unit = M[ADMISSION_LIMIT] // 1024 + 1
+    tick = M[ADMIT_CLOCK] // unit + 1
     before = R[k].seen
     R[k].seen = tick
-    return before > 0 and tick - before <= 1024
+    return before > 0 and tick - before <= M[ADMISSION_LIMIT] // unit

@@ -34,6 +34,7 @@ HOOKS: dict[str, tuple[str, ...]] = {
     "on_next_use": ("R", "M", "F", "k", "when", "now"),
     "on_advance": ("R", "M", "F", "now"),
     "on_resize": ("R", "M", "F", "k", "delta"),
+    "on_chosen": ("R", "M", "F", "now"),
 }
 REQUIRED = ("on_insert", "on_hit", "on_evict", "victim")
 PARTS = ("leave", "enter", "forget", "free", "resize", "lookup", "manage")
@@ -51,7 +52,8 @@ class Hooks:
         name: of the policy.
         module: the file; its `setup(M, F, **params)` fills the policy's words, its
             `scratch(max_entries, **params) -> int` asks for words of M from SCRATCH on, its
-            `oracle` says that it needs next uses.
+            `oracle` says that it needs next uses, its `admit_is_fit` that `admit` only judges what its queues can
+            hold, which a store does not ask.
         checked: compile with bounds checks (a user's file).
     """
 

@@ -49,5 +49,9 @@ def on_advance(R: Any, M: Any, F: Any, now: int) -> None:
     """By default time changes nothing."""
 
 
+def on_chosen(R: Any, M: Any, F: Any, now: int) -> None:
+    """By default nothing was put aside."""
+
+
 def on_resize(R: Any, M: Any, F: Any, k: int, delta: int) -> None:
     """By default another size changes nothing but the books."""

@@ -10,6 +10,7 @@ import numpy as np
 from tiercache.policies import base
 from tiercache.policies.compiler import HOOKS, Hooks, build, explain
 from tiercache.policies.errors import PolicyError
+from tiercache.policies.spec import ADMISSIONS, admission_limit_of
 from tiercache.policies.structures import timeline
 
 EMPTY = np.empty(0, base.REQUEST)
@@ -29,15 +30,27 @@ class OnlinePolicy:
         hooks: the policy's file.
         capacity_bytes: budget of the tier; policies size their queues by it.
         max_entries: ids below it need no growth. Ids are dense, the caller's.
+        admission: which missed pages may enter; see `policies.spec.Tier`.
+        admission_limit: see there.
         params: the policy's parameters.
 
     Raises:
         PolicyError: a parameter is unknown or out of range, or a hook is wrong.
     """
 
-    def __init__(self, hooks: Hooks, *, capacity_bytes: int, max_entries: int = 1024, **params: Any) -> None:
+    def __init__(
+        self,
+        hooks: Hooks,
+        *,
+        capacity_bytes: int,
+        max_entries: int = 1024,
+        admission: str = "always",
+        admission_limit: int | None = None,
+        **params: Any,
+    ) -> None:
         if capacity_bytes <= 0:
             raise PolicyError(f"policy {hooks.name}: capacity_bytes must be positive", got=capacity_bytes)
+        limit = admission_limit_of(admission, admission_limit, capacity_bytes, f"policy {hooks.name}")
         self.name = hooks.name
         self.hooks = hooks
         self.params = params
@@ -49,6 +62,11 @@ class OnlinePolicy:
         self.M = np.zeros(base.SCRATCH + self._scratch(len(self.R)), np.int64)
         self.M[base.CAPACITY] = capacity_bytes
         self.M[base.INCOMING] = -1
+        self.M[base.ADMISSION] = ADMISSIONS[admission]
+        self.M[base.ADMISSION_LIMIT] = limit
+        # A store must keep its pages: a policy that in a trace refuses what its queues can't hold would switch it off.
+        self._judges = hasattr(hooks.module, "admit") and not getattr(hooks.module, "admit_is_fit", False)
+        self.selective = admission != "always" or self._judges
         setup = getattr(hooks.module, "setup", None)
         if setup is not None:
             self._call(setup, self.M, self.F, **params)
@@ -86,12 +104,14 @@ class OnlinePolicy:
         """Makes the ring of times wide enough for a next use `ahead` of now."""
         self.params = {**self.params, "horizon": 2 * ahead}
         M = np.zeros(base.SCRATCH + self._scratch(len(self.R)), np.int64)
-        M[: base.LISTS] = self.M[: base.LISTS]
+        M[: base.WORDS] = self.M[: base.WORDS]
         self.hooks.module.setup(M, self.F, **self.params)
         self.M = M
-        for name in ("where", "flag", "pos"):
-            self.R[name] = 0
-        for page in self.resident():
+        timed = np.flatnonzero(self.R["flag"])
+        # of pages that wanted the same time the first one told has the later place, and keeps it
+        timed = timed[np.lexsort((-self.R["pos"][timed], self.R["next_use"][timed]))]
+        self.R["flag"][timed] = 0
+        for page in timed.tolist():
             self._do(base.NEXT_USE, page, int(self.R["next_use"][page]))
 
     def _do(self, op: int, id: int, x: int = 0, y: float = 0.0) -> int:  # noqa: A002
@@ -173,6 +193,17 @@ class OnlinePolicy:
         if self.hooks.checked:
             self.check_integrity()
         return reached
+
+    def admits(self, id: int, num_bytes: int) -> bool:  # noqa: A002
+        """Whether page `id`, which is not in the tier and wants to be, may enter; the question is remembered.
+
+        A policy that is not `selective` says yes to all.
+        """
+        if not self.selective:
+            return True
+        if num_bytes < 0:
+            raise PolicyError(f"policy {self.name}: a page {id} with a negative size", got=num_bytes)
+        return bool(self._do(base.ADMITS, id, num_bytes, float(self._judges)))
 
     def evict(self, id: int, to_tier: int = -1) -> None:  # noqa: A002
         """Page `id` left the tier, downwards to `to_tier` or (-1) for good; a ghost of it may stay."""

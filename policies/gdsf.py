@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from tiercache.policies.base import FLOATS, INCOMING, MAY_REFUSE
-from tiercache.policies.structures.heap import drop, heap_words, join, least_free, touch
+from tiercache.policies.structures.heap import drop, heap_words, join, least_free, restore, touch
 
 L = FLOATS  # the aging term
 SCALE = 1.0e6  # keeps keys of usual sizes far from L's rounding
@@ -61,3 +61,8 @@ def victim(R: Any, M: Any, F: Any, now: int) -> int:
         F[L] = max(F[L], R[wanted].key)
         return wanted
     return k
+
+
+def on_chosen(R: Any, M: Any, F: Any, now: int) -> None:
+    """Leased pages come back into the heap."""
+    restore(R, M)

@@ -14,6 +14,7 @@ from tiercache.policies.books import admitted, emit, refuse
 from tiercache.policies.defaults import (
     admit,
     on_advance,
+    on_chosen,
     on_evict,
     on_hit,
     on_insert,
@@ -113,6 +114,7 @@ def free(R: Any, M: Any, F: Any, E: Any, need: int, mode: int) -> int:
                 break
         for i in range(start, start + count):
             R[E[i].id].lease = 0
+        on_chosen(R, M, F, M[b.NOW])
         if refused:
             return -1
         if mode != SELECT:
@@ -202,11 +204,17 @@ def manage(R: Any, M: Any, F: Any, E: Any, op: int, k: int, size: int, cost: flo
             M[b.INCOMING] = k
             on_miss(R, M, F, k, M[b.NOW])
         return max(free(R, M, F, E, size, SELECT), 0)
+    elif op == b.ADMITS:
+        if R[k].resident == 0 and R[k].size != size:
+            resize(R, M, F, k, size)
+        if M[b.ADMISSION] != 0 and not admitted(R, M, k, size):
+            return 0
+        return int(cost == 0.0 or admit(R, M, F, k, M[b.NOW]))
     elif op == b.INSERT:
         if R[k].size != size:
             resize(R, M, F, k, size)
-        R[k].cost = cost
         if R[k].resident == 0:
+            R[k].cost = cost
             if M[b.INCOMING] != k:
                 on_miss(R, M, F, k, M[b.NOW])
             enter(R, M, F, k, M[b.NOW])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tiercache.policies.structures.heap import drop, heap_words, join, least_free, touch
+from tiercache.policies.structures.heap import drop, heap_words, join, least_free, restore, touch
 
 
 def scratch(max_entries: int) -> int:
@@ -36,3 +36,8 @@ def on_evict(R: Any, M: Any, F: Any, k: int, now: int, to_tier: int) -> None:
 def victim(R: Any, M: Any, F: Any, now: int) -> int:
     """The least count."""
     return least_free(R, M)
+
+
+def on_chosen(R: Any, M: Any, F: Any, now: int) -> None:
+    """Leased pages come back into the heap."""
+    restore(R, M)

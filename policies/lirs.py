@@ -33,6 +33,8 @@ Q, GHOSTS = 1, 2  # resident HIR pages; ghosts of S in order of eviction
 S_HEAD, S_TAIL, S_BYTES, LIR_BYTES, LIR_LIMIT, HIR_LIMIT, AS_LIR = range(WORDS, WORDS + 7)
 LIR, IN_S = 1, 2  # bits of flag; S is linked by pos (towards the top) and freq (towards the bottom)
 
+admit_is_fit = True  # a page that no queue could hold; a store does not ask
+
 
 def setup(M: Any, F: Any, *, hir_share: float = 0.01) -> None:
     """`hir_share`: share of the capacity for HIR pages."""

@@ -11,58 +11,65 @@ from __future__ import annotations
 
 from typing import Any
 
-from tiercache.policies.base import NEVER, SCRATCH, WORDS
+from tiercache.policies.base import NOW, WORDS
+from tiercache.policies.structures.tournament import (
+    first_free,
+    join,
+    leave,
+    renew,
+    restore,
+    tournament_words,
+)
 
-CLOCK = WORDS  # counts uses; a page's last one is in its key
-NUM = WORDS + 1  # resident pages, dense in SCRATCH; a page's place there is in its pos
+CLOCK = WORDS  # counts uses; a page's last one is in its key, for ties
 
 oracle = True
 
 
 def scratch(max_entries: int) -> int:
-    """One word a page."""
-    return max_entries
+    """The tournament."""
+    return tournament_words(max_entries)
 
 
 def on_insert(R: Any, M: Any, F: Any, k: int, now: int) -> None:
     """Joins the resident pages."""
     M[CLOCK] += 1
     R[k].key = M[CLOCK]
-    R[k].pos = M[NUM]
-    M[SCRATCH + M[NUM]] = k
-    M[NUM] += 1
+    join(R, M, k, now)
 
 
 def on_hit(R: Any, M: Any, F: Any, k: int, now: int) -> None:
     """Notes the use, for ties."""
     M[CLOCK] += 1
     R[k].key = M[CLOCK]
+    renew(R, M, k, now)
+
+
+def on_next_use(R: Any, M: Any, F: Any, k: int, when: int, now: int) -> None:
+    """The page's score falls from elsewhere now."""
+    R[k].next_use = when
+    if R[k].resident:
+        renew(R, M, k, now)
+
+
+def on_resize(R: Any, M: Any, F: Any, k: int, delta: int) -> None:
+    """The page's score falls faster or slower."""
+    if R[k].resident:
+        R[k].size += delta
+        renew(R, M, k, M[NOW])
+        R[k].size -= delta  # the engine adds it
 
 
 def on_evict(R: Any, M: Any, F: Any, k: int, now: int, to_tier: int) -> None:
-    """The last page takes its place."""
-    M[NUM] -= 1
-    last = M[SCRATCH + M[NUM]]
-    M[SCRATCH + R[k].pos] = last
-    R[last].pos = R[k].pos
+    """Leaves."""
+    leave(R, M, k, now)
 
 
 def victim(R: Any, M: Any, F: Any, now: int) -> int:
-    """Scans the resident pages: exact, since scores cross as time goes on; about a nanosecond a page."""
-    best = -1
-    best_score = -1.0
-    best_use = 0.0
-    for i in range(M[NUM]):
-        k = M[SCRATCH + i]
-        if R[k].lease > 0:
-            continue
-        when = R[k].next_use
-        if when >= NEVER or when < now:  # a use that did not come is no use
-            score = 1e300
-        else:
-            score = R[k].size * float(when - now) / (R[k].cost + 1e-12)
-        if score > best_score or (score == best_score and R[k].key < best_use):
-            best = k
-            best_score = score
-            best_use = R[k].key
-    return best
+    """The greatest score among pages that are not leased."""
+    return first_free(R, M, now)
+
+
+def on_chosen(R: Any, M: Any, F: Any, now: int) -> None:
+    """Leased pages are compared again."""
+    restore(R, M, now)

@@ -189,7 +189,10 @@ def _draw_traffic(trace: Trace, tiers: Sequence[Tier]) -> Any:
 def _draw_distances(trace: Trace) -> Any:
     lookups = trace.requests["op"] == GET
 
-    distances = stack_distances(Trace(trace.requests[lookups], trace.keys, trace.source))
+    if not lookups.any():
+        distances = np.empty(0, np.int64)
+    else:
+        distances = stack_distances(Trace(trace.requests[lookups], trace.keys, trace.source))
     again = distances[distances < INFINITE]
     figure = new_figure(8, 3.2)
     axes = figure.subplots()
@@ -200,7 +203,8 @@ def _draw_distances(trace: Trace) -> Any:
         axes.stairs(total, edges, fill=True, color=style_of("lru")["color"], alpha=0.7)
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: size_label(value))
-    axes.set_xlabel(f"reuse distance ({np.mean(distances >= INFINITE):.1%} of lookups are first uses)")
+    first = (distances >= INFINITE).sum() / max(len(distances), 1)
+    axes.set_xlabel(f"reuse distance ({first:.1%} of lookups are first uses)")
     axes.set_ylabel("lookups")
     axes.grid(alpha=0.3)
     return figure

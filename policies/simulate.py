@@ -18,7 +18,7 @@ import numpy.typing as npt
 from tiercache.policies import base, load_hooks
 from tiercache.policies.engine import OnlinePolicy
 from tiercache.policies.errors import PolicyError, TraceError
-from tiercache.policies.spec import ADMISSIONS, Counts, Tier
+from tiercache.policies.spec import Counts, Tier
 from tiercache.policies.traces.base import Trace, with_next_uses
 
 Demotion = Literal["exclusive", "inclusive"]
@@ -71,11 +71,16 @@ def make_policy(trace: Trace, tier: Tier, cost: tuple[float, float] = (1.0, 0.0)
     if prepare is not None:
         _check_next_uses(trace)
         params.setdefault("horizon", len(trace))
-    policy = OnlinePolicy(hooks, capacity_bytes=tier.capacity_bytes, max_entries=trace.num_objects, **params)
+    policy = OnlinePolicy(
+        hooks,
+        capacity_bytes=tier.capacity_bytes,
+        max_entries=trace.num_objects,
+        admission=tier.admission,
+        admission_limit=tier.admission_limit,
+        **params,
+    )
     if prepare is not None:
         prepare(policy.M, trace.requests["id"])
-    policy.M[base.ADMISSION] = ADMISSIONS[tier.admission]
-    policy.M[base.ADMISSION_LIMIT] = tier.limit
     policy.F[base.COST_FIXED], policy.F[base.COST_PER_BYTE] = cost
     return policy
 
@@ -183,6 +188,7 @@ class Result:
         stall_s: seconds that reads from below the first tier take, one after the other.
         moved_up_bytes: bytes read from each tier into the first one; the last entry is the source.
         moved_down_bytes: bytes written into each tier below the first by demotion.
+        hits: which requests the first tier had.
     """
 
     tiers: tuple[Tier, ...]
@@ -190,6 +196,7 @@ class Result:
     stall_s: float
     moved_up_bytes: tuple[int, ...]
     moved_down_bytes: tuple[int, ...]
+    hits: npt.NDArray[np.bool_]
 
 
 def simulate(
@@ -209,6 +216,7 @@ def simulate(
     times given, a load from the source counts one second, so that stall is the number of misses.
     """
     counts: list[Counts] = []
+    hits = np.zeros(len(trace), bool)
     current, origin = trace, np.arange(len(trace))
     for level, tier in enumerate(tiers):
         last = level == len(tiers) - 1
@@ -231,6 +239,8 @@ def simulate(
             progress=progress if level == 0 else None,
         )
         counts.append(played.counts)
+        if level == 0:
+            hits = played.hits
         if played.events is not None and played.event_times is not None:
             if len(played.events) == 0:
                 counts += [Counts(0, 0, 0, 0, 0.0, 0.0, 0, 0, 0, 0, 0, 0)] * (len(tiers) - level - 1)
@@ -244,7 +254,8 @@ def simulate(
     )
     stall += counts[-1].miss_cost_s
     up = (*(c.hit_bytes for c in counts[1:]), counts[-1].miss_bytes)
-    return Result(tuple(tiers), tuple(counts), stall, up, tuple(c.inserted_bytes for c in counts[1:]))
+    down = tuple(c.inserted_bytes for c in counts[1:])
+    return Result(tuple(tiers), tuple(counts), stall, up, down, hits)
 
 
 def _without_costs(trace: Trace) -> Trace:

@@ -17,6 +17,8 @@ from tiercache.policies.errors import PolicyError
 SEGMENTS = WORDS
 SEGMENT_BYTES = WORDS + 1
 
+admit_is_fit = True  # a page that no queue could hold; a store does not ask
+
 
 def setup(M: Any, F: Any, *, segments: int = 4) -> None:
     """`segments`: number of lists."""

@@ -12,6 +12,21 @@ Admission = Literal["always", "second_hit", "size", "ghost"]
 ADMISSIONS: dict[str, int] = {"always": 0, "second_hit": 1, "size": 2, "ghost": 3}
 
 
+def admission_limit_of(admission: str, limit: int | None, capacity_bytes: int, what: str) -> int:
+    """The limit that an admission goes by: `limit` or its default. Raises PolicyError for what cannot be meant."""
+    if admission not in ADMISSIONS:
+        raise PolicyError(f"{what}: admission", got=admission, limit=", ".join(ADMISSIONS))
+    if admission == "size" and limit is None:
+        raise PolicyError(f"{what}: admission by size needs admission_limit, in bytes")
+    if admission == "always" and limit is not None:
+        raise PolicyError(f"{what}: admission_limit has no effect with admission always")
+    if limit is not None and limit < 1:
+        raise PolicyError(f"{what}: admission_limit", got=limit, limit=">= 1")
+    if limit is not None:
+        return limit
+    return capacity_bytes if admission == "ghost" else 2
+
+
 @dataclass(frozen=True, kw_only=True)
 class Tier:
     """One tier of a simulation.
@@ -41,19 +56,7 @@ class Tier:
     def __post_init__(self) -> None:
         if self.capacity_bytes <= 0:
             raise PolicyError(f"tier {self.name}: capacity_bytes must be positive", got=self.capacity_bytes)
-        if self.admission not in ADMISSIONS:
-            raise PolicyError(f"tier {self.name}: admission", got=self.admission, limit=", ".join(ADMISSIONS))
-        if self.admission == "size" and self.admission_limit is None:
-            raise PolicyError(f"tier {self.name}: admission by size needs admission_limit, in bytes")
-        if self.admission == "always" and self.admission_limit is not None:
-            raise PolicyError(f"tier {self.name}: admission_limit has no effect with admission always")
-
-    @property
-    def limit(self) -> int:
-        """`admission_limit` or its default."""
-        if self.admission_limit is not None:
-            return self.admission_limit
-        return self.capacity_bytes if self.admission == "ghost" else 2
+        admission_limit_of(self.admission, self.admission_limit, self.capacity_bytes, f"tier {self.name}")
 
 
 @dataclass(frozen=True, slots=True)

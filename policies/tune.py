@@ -1,10 +1,12 @@
 """Searches policies, their parameters and admission for every tier of a trace.
 
 Notes. A grid with successive halving: every candidate plays a small spatial sample of the trace against a
-scaled-down tier, the better third plays a larger sample, the best few the whole. Tiers are tuned from the top down
-(what a tier does never depends on those below it), the score is the stall of all tiers together. The first part of
-the trace decides; the held-out rest, played by warm tiers, says what that is worth. Rejected: a Bayesian search: the
-grid has tens of points, and its answer can be read.
+scaled-down tier, the better third, now with every admission, plays a larger sample, the best few the whole. Tiers
+are tuned from the top down (what a tier does never depends on those below it), the score is the stall of all tiers
+together. The lowest of several tiers keeps its default: a store gives up nothing there. The first part of the trace
+decides; the held-out rest, played by warm tiers, says what that is worth. Pages stay where they are when they are read
+into a higher tier (inclusive), as in a store. Rejected: a Bayesian search: the grid has tens of points, and its
+answer can be read.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from tiercache.policies.curves import sample_ids
 from tiercache.policies.errors import TraceError
@@ -21,9 +25,11 @@ from tiercache.policies.spec import Admission, Tier
 from tiercache.policies.traces.base import Trace, with_next_uses
 
 GRID: dict[str, list[dict[str, Any]]] = {
+    "fifo": [{}],
     "lru": [{}],
     "clock": [{}, {"bits": 2}],
     "sieve": [{}],
+    "lfu": [{}],
     "slru": [{"segments": 2}, {"segments": 4}],
     "2q": [{}, {"in_share": 0.1}, {"in_share": 0.5}],
     "arc": [{}],
@@ -35,7 +41,8 @@ GRID: dict[str, list[dict[str, Any]]] = {
 """Candidates that need no future."""
 ORACLES: dict[str, list[dict[str, Any]]] = {"planned": [{}], "belady": [{}]}
 """Candidates where the run follows a plan."""
-ADMISSIONS: tuple[Admission, ...] = ("always", "second_hit", "ghost")
+SIZE_QUANTILES = (0.5, 0.9)
+"""Of the sizes of pages: limits that admission by size is tried with."""
 MIN_SAMPLE_PAGES = 2000
 
 
@@ -46,17 +53,25 @@ class Choice:
     policy: str
     params: Mapping[str, Any] = field(default_factory=dict)
     admission: Admission = "always"
+    admission_limit: int | None = None
 
     def apply(self, tier: Tier) -> Tier:
         """The tier with this choice."""
-        return replace(tier, policy=self.policy, params=dict(self.params), admission=self.admission)
+        return replace(
+            tier,
+            policy=self.policy,
+            params=dict(self.params),
+            admission=self.admission,
+            admission_limit=self.admission_limit,
+        )
 
     def __str__(self) -> str:
         params = ", ".join(f"{name}={value}" for name, value in self.params.items())
+        limit = "" if self.admission_limit is None else f" <= {self.admission_limit}"
         return (
             self.policy
             + (f"({params})" if params else "")
-            + (f" + {self.admission}" * (self.admission != "always"))
+            + (f" + {self.admission}{limit}" * (self.admission != "always"))
         )
 
 
@@ -65,7 +80,7 @@ class Tuned:
     """What the search found.
 
     Attributes:
-        tiers: with the chosen policies.
+        tiers: with the chosen policies; those of `table` were searched.
         default: the same tiers as they would be without tuning.
         train: stall of the default and of the choice, in seconds, on the part that decided.
         held_out: the same on the rest, which the search never saw.
@@ -133,7 +148,8 @@ def tune(
     default = make_tiers(capacities, speeds, "planned" if known_future else "lru")
     chosen = list(default)
     table: dict[str, list[tuple[Choice, float]]] = {}
-    for level, tier in enumerate(default):
+    admissions = _admissions(train)
+    for level, tier in enumerate(default[:-1] or default):
         candidates = _grid(known_future)
         for number, rate in enumerate(rounds):
             part = _sample(train, rate, seed)
@@ -146,6 +162,8 @@ def tune(
             if progress is not None:
                 progress(f"{tier.name}, round {number + 1}: {len(scored)} candidates, best {scored[0][0]}")
             candidates = [choice for choice, _ in scored[: max(3, len(scored) // 3)]]
+            if number == 0:
+                candidates = [replace(choice, **told) for choice in candidates for told in admissions]
         chosen[level] = table[tier.name][0][0].apply(tier)
     trained = tuple(_stall(train, tiers, speeds, 1.0) for tiers in (default, chosen))
     judged = tuple(play(whole, tiers, speeds, warmup=cut).stall_s for tiers in (default, chosen))
@@ -154,8 +172,17 @@ def tune(
 
 def _grid(known_future: bool) -> list[Choice]:
     grid = {**GRID, **(ORACLES if known_future else {})}
-    plain = [Choice(policy, params) for policy, variants in grid.items() for params in variants]
-    return plain + [Choice("lru", {}, admission) for admission in ADMISSIONS[1:]]
+    return [Choice(policy, params) for policy, variants in grid.items() for params in variants]
+
+
+def _admissions(trace: Trace) -> list[dict[str, Any]]:
+    """Fields of `Choice` for each admission that can matter: by size only where sizes differ."""
+    sizes = np.unique(trace.requests["size"])
+    limits = sorted(
+        {int(np.quantile(trace.requests["size"], q)) for q in SIZE_QUANTILES} - {int(sizes[-1]), 0}
+    )
+    by_size: list[dict[str, Any]] = [{"admission": "size", "admission_limit": limit} for limit in limits]
+    return [{}, {"admission": "second_hit"}, {"admission": "ghost"}, *by_size]
 
 
 def _sample(trace: Trace, rate: float, seed: int) -> tuple[Trace, float]:
@@ -177,6 +204,7 @@ def play(trace: Trace, tiers: Sequence[Tier], speeds: Mapping[str, Speed], warmu
     return simulate(
         trace,
         tiers,
+        demotion="inclusive",
         source_latency_s=source.latency_s,
         source_bytes_per_s=source.bytes_per_s,
         warmup=warmup,
@@ -185,22 +213,22 @@ def play(trace: Trace, tiers: Sequence[Tier], speeds: Mapping[str, Speed], warmu
 
 
 def write_config(tuned: Tuned, extra: Mapping[str, Any], comment: str) -> str:
-    """The TOML that `open_store(config=FILE)` takes: budgets, `policy` and `policy_params` by tier.
+    """The TOML that `open_store(config=FILE)` takes: budgets, and policy, parameters and admission by tier.
 
-    The lowest tier has no policy of its own in a store: it gives up its oldest pages. Admission is not the store's
-    (a page that was read is on the device), so only policies are written.
+    The lowest of several tiers is left out: a store evicts nothing there.
     """
     lines = [f"# {line}" for line in comment.splitlines()]
     lines += [f"{name} = {_toml(value)}" for name, value in extra.items()]
     governed = tuned.tiers[:-1] or tuned.tiers
-    lines += ["", "[policy]", *(f'{tier.name} = "{tier.policy}"' for tier in governed)]
-    for tier in governed:
-        if tier.params:
-            lines += [
-                "",
-                f"[policy_params.{tier.name}]",
-                *(f"{k} = {_toml(v)}" for k, v in tier.params.items()),
-            ]
+    tables: dict[str, Mapping[str, Any]] = {
+        "policy": {tier.name: tier.policy for tier in governed},
+        **{f"policy_params.{tier.name}": tier.params for tier in governed},
+        "admission": {tier.name: tier.admission for tier in governed if tier.admission != "always"},
+        "admission_limit": {t.name: t.admission_limit for t in governed if t.admission_limit is not None},
+    }
+    for name, table in tables.items():
+        if table:
+            lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
     return "\n".join(lines) + "\n"
 
 

@@ -45,6 +45,8 @@ class Accesses:
         self._follower = Follower(None)
         self._records: list[Record] = []
         self.watched = trace is not None
+        if trace is not None:
+            self._books.on_bury = self._trace_end
 
     def next_use(self, key: PageKey) -> int | None:
         """Position of the next planned use of the page's bytes; None: never, as far as is known."""
@@ -54,19 +56,27 @@ class Accesses:
         """Seconds to compute a page again, as the plan says; None for one that must be kept."""
         return self._follower.recompute_s(key)
 
-    def note(self, operation: Operation, key: PageKey, entry: Entry | None) -> None:
-        """An access was made; `entry` is the page's, if there is one."""
+    def note(self, operation: Operation, key: PageKey, entry: Entry | None, num_bytes: int = 0) -> None:
+        """An access was made; `entry` is the page's, if there is one, and else `num_bytes` is what it will have."""
         for record in self._records:
             record.append((operation, key))
-        if self._trace is not None:
-            level = entry.source() if entry is not None else None
-            tier = self._books.tiers[level].name if level is not None else ""
-            size = entry.num_bytes if entry is not None else 0
-            self._trace.add(self._books.clock.now() - self._start_s, key, operation, size, tier)
+        if self._trace is not None and operation != "discard":  # a page with references left is not gone
+            shared = operation == "take" and entry is not None and entry.refs > 1
+            size = entry.num_bytes if entry is not None else num_bytes
+            self._write("read" if shared else operation, key, size, entry)
         if self._follower.active:
             # Look-ahead first: until this access is noted, its page counts as needed now and makes no room.
             self._raise_later(self._follower.look_ahead(self._books, self._room))
             self._follower.note(operation, key, self._books)
+
+    def _trace_end(self, entry: Entry) -> None:
+        self._write("discard", entry.key, entry.num_bytes, entry)
+
+    def _write(self, operation: Operation, key: PageKey, num_bytes: int, entry: Entry | None) -> None:
+        assert self._trace is not None
+        level = entry.source() if entry is not None else None
+        tier = self._books.tiers[level].name if level is not None else ""
+        self._trace.add(self._books.clock.now() - self._start_s, key, operation, num_bytes, tier)
 
     @contextmanager
     def record(self) -> Iterator[Record]:

@@ -58,6 +58,10 @@ class StoreConfig:
             tensor's own device; or a `CopyEngine`.
         policy: name of the eviction policy, or names by tier ("device", "host"); the lowest tier has none.
         policy_params: parameters of the policies, by tier.
+        admission: which pages may enter a tier that has another below it, one word or by tier: "always",
+            "second_hit", "size" or "ghost", as `tiercache.policies.spec.Tier` says. What a tier refuses goes
+            further down; a page that is read is on the device until its leases end.
+        admission_limit: misses, bytes or missed bytes, by tier; see there.
         codec: one codec for all pages below the device, or codecs by kind of page with "*" for the rest. A
             lossy codec given alone applies to "key", "value" and "state" pages only. Gradient pages refuse
             lossy codecs.
@@ -76,6 +80,8 @@ class StoreConfig:
     accelerator: Any = None
     policy: str | Mapping[str, str] = "planned"
     policy_params: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    admission: str | Mapping[str, str] = "always"
+    admission_limit: Mapping[str, Size] = field(default_factory=dict)
     codec: str | Mapping[str, str] = "raw"
     namespace: bytes = b""
     timeout_s: float = 60.0
@@ -104,14 +110,21 @@ class StoreConfig:
                 raise ConfigError(f"{what}: its directory does not exist", got=str(path))
 
     def policy_of(self, tier: str) -> tuple[str, Mapping[str, Any]]:
-        """Name and parameters of the policy of the tier with this name."""
+        """Name of the policy of the tier with this name, and its parameters and admission."""
         name = self.policy if isinstance(self.policy, str) else self.policy.get(tier, "planned")
-        return name, self.policy_params.get(tier, {})
+        options = dict(self.policy_params.get(tier, {}))
+        admission = self.admission if isinstance(self.admission, str) else self.admission.get(tier, "always")
+        if admission != "always":
+            options["admission"] = admission
+        if tier in self.admission_limit:
+            options["admission_limit"] = parse_size(self.admission_limit[tier], f"admission_limit.{tier}")
+        return name, options
 
     def _check_policies(self) -> None:
-        for what in ("policy", "policy_params"):
+        for what in ("policy", "policy_params", "admission", "admission_limit"):
             told = getattr(self, what)
-            if not isinstance(told, str | Mapping):
+            by_name = isinstance(told, str) and what in ("policy", "admission")
+            if not (by_name or isinstance(told, Mapping)):
                 raise ConfigError(f"{what}: neither a name nor a table by tier", got=type(told).__name__)
             unknown = set() if isinstance(told, str) else set(told) - {"device", "host"}
             if unknown:

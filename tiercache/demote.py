@@ -117,6 +117,13 @@ class Demotion:
                     books.vacate(entry, origin, target)
             books.settle(entry)
 
+    def order_below(self, entry: Entry, level: int, num_bytes: int) -> list[int]:
+        """The tiers below a level to try in turn: first those that admit the page, from the highest down."""
+        books = self._books
+        with books.changed:
+            refused = [t for t in range(level + 1, books.last + 1) if not books.admits(entry, t, num_bytes)]
+        return [t for t in range(level + 1, books.last + 1) if t not in refused] + refused
+
     def _room_for(self, target: int, num_bytes: int, what: str, deadline: float, *, behind: bool) -> Place:
         if not behind:
             return self.room.acquire(target, num_bytes, what, deadline)
@@ -141,7 +148,7 @@ class Demotion:
         source = self._transfer.source(entry, level, deadline)
         error: TierFullError | None = None
         last = self._books.last
-        for target in range(last if to_last else level + 1, last + 1):
+        for target in [last] if to_last else self.order_below(entry, level, source.meta.stored_bytes):
             try:
                 self.land(entry, level, target, source, deadline, behind=behind)
             except TierFullError as full:

@@ -53,15 +53,18 @@ class Entrance:
                 "the store belongs to the parent process", remedy="open a store after the fork"
             )
 
-    def begin(self, operation: Operation, key: PageKey) -> Entry | None:
-        """What every access does first, under the lock: checks, overdue work, and notes; returns the page's entry."""
+    def begin(self, operation: Operation, key: PageKey, num_bytes: int = 0) -> Entry | None:
+        """What every access does first, under the lock: checks, overdue work, and notes; returns the page's entry.
+
+        `num_bytes` is the size of the page that the access may make.
+        """
         books = self._books
         if books.closed:
             books.check_open()
         self.collect()
         entry = books.table.get(key)
         if self._accesses.watched:
-            self._accesses.note(operation, key, entry)
+            self._accesses.note(operation, key, entry, num_bytes)
         return entry
 
     def collect(self) -> None:

@@ -102,11 +102,12 @@ class Entry:
         rise: the promotion in progress.
         payload_codec: the codec to encode with; None for raw bytes.
         persistent: its record on disk is for later processes too.
+        refused: the device's admission lets the page in only as long as it is leased.
     """
 
     __slots__ = (
         "busy", "dead", "device", "dtype", "id", "is_sum", "key", "leases", "num_bytes", "payload_codec",
-        "persistent", "places", "refs", "rise", "shape", "visible",
+        "persistent", "places", "refs", "refused", "rise", "shape", "visible",
     )  # fmt: skip
 
     def __init__(
@@ -138,6 +139,7 @@ class Entry:
         self.rise: Rise | None = None
         self.payload_codec: Any = None
         self.persistent = False
+        self.refused = False
 
     def begin(self, level: int, place: Place) -> None:
         """From absent to filling."""

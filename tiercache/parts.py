@@ -23,6 +23,7 @@ from tiercache.lending import Loans
 from tiercache.opening import create_tiers, io_of
 from tiercache.payload import PageCodecs
 from tiercache.placement import Books
+from tiercache.policy_note import PolicyNote, about
 from tiercache.promote import Promotion
 from tiercache.reading import Leases
 from tiercache.stats import Stats
@@ -116,6 +117,8 @@ def create_parts(
     timeline = Timeline(config.timeline, start_s) if config.timeline is not None else None
     trace = AccessTrace(config.trace) if config.trace is not None else None
     namespace = hashlib.blake2b(_FORMAT + config.namespace, digest_size=32).digest()
+    if trace is not None:
+        _note_policies(books, config, trace, start_s)
     transfer = Transfer(books, codecs, threads, namespace, timeline)
     demotion = Demotion(transfer)
     room, timeout_s = demotion.room, config.timeout_s
@@ -139,3 +142,20 @@ def create_parts(
         keeper=keeper,
         recorders=tuple(recorder for recorder in (trace, timeline) if recorder is not None),
     )
+
+
+def _note_policies(books: Books, config: StoreConfig, trace: AccessTrace, start_s: float) -> None:
+    """Puts the trace between the books and every tier's policy."""
+
+    def key_of(page: int) -> PageKey | None:
+        entry = books.by_id[page]
+        return entry.key if entry is not None else None
+
+    for level, (tier, policy) in enumerate(zip(books.tiers, books.policies, strict=True)):
+        if policy is None:
+            continue
+        name, options = config.policy_of(tier.name)
+        trace.tiers.append(about(tier.name, tier.capacity_bytes, name, options))
+        books.policies[level] = PolicyNote(
+            policy, trace, tier.name, key_of, lambda: books.clock.now() - start_s
+        )

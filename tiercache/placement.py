@@ -33,6 +33,7 @@ class Books:
         table: visible pages and pages whose first put is in progress.
         lent_bytes: room of the device tier that callers keep memory of their own in.
         on_publish: called with the level after a place became valid.
+        on_bury: called with an entry that is about to leave the table.
         recompute_s: seconds to compute a page again, as a plan says; None for one that must be kept.
         pace: of the run and of copies.
     """
@@ -61,6 +62,7 @@ class Books:
         self.transient = [0] * len(tiers)
         self.lease_owners: dict[int, int] = {}
         self.on_publish: Callable[[int], None] | None = None
+        self.on_bury: Callable[[Entry], None] | None = None
         self.recompute_s: Callable[[PageKey], float | None] = _kept
         self.pace = Pace()
         self.counts = Stats(bytes_peak={tier.name: 0 for tier in tiers})
@@ -85,6 +87,8 @@ class Books:
         """Takes an entry out of the table; its places end now or as soon as nobody uses them."""
         if entry.dead:
             return
+        if self.on_bury is not None:
+            self.on_bury(entry)
         entry.dead = True
         if self.table.get(entry.key) is entry:
             del self.table[entry.key]
@@ -202,6 +206,11 @@ class Books:
         if place.pins == 1 and self._known(entry, level):
             self.policies[level].lease(entry.id)
 
+    def use(self, entry: Entry, level: int) -> None:
+        """Tells the tier's policy that the page's place there was used."""
+        if self._known(entry, level):
+            self.policies[level].hit(entry.id)
+
     def unpin(self, entry: Entry, place: Place, level: int, *, copy: bool = False) -> None:
         """Ends one pin."""
         place.pins -= 1
@@ -247,6 +256,15 @@ class Books:
         """Whether computing the page again takes less than sending it down from here and bringing it back."""
         again_s = self.recompute_s(entry.key)
         return again_s is not None and again_s < self.pace.reload_s(level, entry.num_bytes)
+
+    def admits(self, entry: Entry, level: int, num_bytes: int) -> bool:
+        """Whether the tier's admission lets a page of so many stored bytes in; the lowest one takes all."""
+        policy = self.policies[level]
+        return policy is None or not entry.num_bytes or bool(policy.admits(entry.id, num_bytes))
+
+    def is_selective(self, level: int) -> bool:
+        """Whether the tier's admission may refuse pages."""
+        return self.policies[level] is not None and bool(self.policies[level].selective)
 
     def forget_all(self) -> None:
         """Ends every place that nobody copies from or to; after close, when leases no longer count."""

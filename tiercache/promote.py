@@ -58,6 +58,7 @@ class Promotion:
             below = entry.places[level]
             assert below is not None
             books.pin(entry, below, level, copy=True)
+            books.use(entry, level)
             entry.begin(target, place)
         start_s = books.clock.now()
         try:
@@ -99,10 +100,17 @@ class Promotion:
         tensor = engine.empty(entry.shape, entry.dtype, entry.device)
         if engine.late:
             return tensor, *self._fetch_late(entry, level, tensor, engine, deadline)
-        if meta.codec == "raw":
-            books.tiers[level].read(below.slot, bytes_of(tensor), meta)
-        else:
-            self._transfer.codecs.decode(self._transfer.stored(entry, level), meta, tensor)
+        staged = self._stage(entry, level) if level > 1 and books.is_selective(1) else None
+        source, origin = (below, level) if staged is None else (staged, 1)
+        try:
+            if meta.codec == "raw":
+                books.tiers[origin].read(source.slot, bytes_of(tensor), meta)
+            else:
+                self._transfer.codecs.decode(self._transfer.stored(entry, origin), meta, tensor)
+        finally:
+            if staged is not None:
+                with books.changed:
+                    books.unpin(entry, staged, 1, copy=True)
         return tensor, None, False
 
     def _fetch_late(
@@ -142,7 +150,10 @@ class Promotion:
         return event, True
 
     def _stage(self, entry: Entry, level: int) -> Place | None:
-        """Brings a disk page's payload into the host tier, where a device copies from, if there is room at once."""
+        """Brings a disk page's payload into the host tier, if that admits it and has room at once.
+
+        A device copies from there; on the CPU it is how a page that the host refused gets in when it is read again.
+        """
         books = self._books
         if level < 2 or entry.is_sum:
             return None
@@ -150,7 +161,11 @@ class Promotion:
         assert below is not None
         assert below.meta is not None
         with books.changed:
-            if entry.dead or entry.places[1] is not None:
+            if (
+                entry.dead
+                or entry.places[1] is not None
+                or not books.admits(entry, 1, below.meta.stored_bytes)
+            ):
                 return None
             place = self._room.acquire_at_once(1, below.meta.stored_bytes)
             if place is None:

@@ -27,8 +27,7 @@ class Leases:
         """A lease on a valid place on the device; the lock is held."""
         books = self._books
         books.pin(entry, place, 0)
-        if books.policies[0] is not None and entry.num_bytes:
-            books.policies[0].hit(entry.id)
+        books.use(entry, 0)
         return self._enlist(entry, place)
 
     def _enlist(self, entry: Entry, place: Place) -> Lease:
@@ -70,6 +69,8 @@ class Leases:
             del owners[thread]
         entry.leases -= 1
         books.unpin(entry, place, 0)
+        if entry.refused and not place.pins and entry.places[0] is place and entry.has_copy_below(0):
+            books.vacate(entry, 0, -1)  # it was let in for its leases alone
 
     def wait_for(self, key: PageKey) -> Lease:
         """A lease on a page that is not on the device yet. Runs outside the lock; the wait is counted.
@@ -115,6 +116,7 @@ class Leases:
             elif rise is None:
                 entry.rise = rise = Rise(0)
                 rise.started = True
+                entry.refused = books.last > 0 and not books.admits(entry, 0, entry.num_bytes)
                 return entry, rise
             elif not rise.started and rise.level == 0:
                 rise.started = True

@@ -20,6 +20,7 @@ from tiercache.lease import Lease
 from tiercache.parts import create_parts
 from tiercache.plan import AccessPlan
 from tiercache.stats import Stats
+from tiercache.sums import dtype_of_sum
 from tiercache.tiers.base import Slot, Tier
 from tiercache.writing import check_page
 
@@ -127,7 +128,7 @@ class TierStore:
             self._parts.keeper.check(key)
         self._entrance.check_process()
         with self._books.changed:
-            self._entrance.begin("put", key)
+            self._entrance.begin("put", key, tensor.nbytes)
             begun = self._puts.begin(key, tensor, persistent=persistent)
             if begun is None:
                 return False
@@ -178,7 +179,7 @@ class TierStore:
         check_page(tensor, "accumulate")
         self._entrance.check_process()
         with self._books.changed:
-            self._entrance.begin("accumulate", key)
+            self._entrance.begin("accumulate", key, tensor.numel() * dtype_of_sum(tensor).itemsize)
         self._sums.add(key, tensor.detach())
 
     def take(self, key: PageKey) -> torch.Tensor | None:

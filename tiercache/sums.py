@@ -78,8 +78,9 @@ class Sums:
             books.wait(deadline, what)
 
     def _new(self, key: PageKey, tensor: torch.Tensor) -> Entry:
-        dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
-        entry = Entry(key, dtype, tuple(tensor.shape), tensor.device, len(self._books.tiers), is_sum=True)
+        entry = Entry(
+            key, dtype_of_sum(tensor), tuple(tensor.shape), tensor.device, len(self._books.tiers), is_sum=True
+        )
         entry.busy = True
         self._books.enter(entry)
         return entry
@@ -155,9 +156,8 @@ class Sums:
         finally:
             with books.changed:
                 books.unpin(entry, place, level, copy=True)
-                policy = books.policies[level]
-                if policy is not None and entry.num_bytes and entry.places[level] is place:
-                    policy.hit(entry.id)
+                if entry.places[level] is place:
+                    books.use(entry, level)
                 self._settle(entry)
 
     def _write_host(
@@ -251,6 +251,11 @@ class Sums:
         engine.wait(ready, tensor)
         engine.use(tensor)
         return tensor, loose
+
+
+def dtype_of_sum(tensor: torch.Tensor) -> torch.dtype:
+    """The dtype of a sum that begins with this addend."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 def check_addend(entry: Entry, tensor: torch.Tensor) -> None:

@@ -3,32 +3,51 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from pathlib import Path
 from typing import Any
 
 from tiercache.entry import PageKey
 from tiercache.errors import TraceError
+from tiercache.policies.recorded import META
 
-COLUMNS = ("time", "key", "op", "bytes", "tier")
+COLUMNS = ("time", "key", "op", "bytes", "tier", "policy", "id", "cost")
 
 
 class AccessTrace:
-    """Rows of accesses, kept in memory and written by `save`.
+    """Rows of accesses and of what the tiers' policies were told, kept in memory and written by `save`.
 
     Columns: `time` in seconds since the store was opened, `key` a dense number of the page's key, `op` as in an
-    access plan, `bytes` the page's logical size, `tier` where the page was found ("" where it was nowhere).
+    access plan, `bytes` the page's logical size, `tier` where the page was found ("" where it was nowhere). In these
+    rows `policy` is "", `id` -1 and `cost` not a number. Rows whose `policy` names a tier are `PolicyNote`'s.
+
+    Attributes:
+        path: the file.
+        tiers: what `policy_note.about` says of each policy; kept in the file's metadata.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self.tiers: list[dict[str, Any]] = []
         self._ids: dict[PageKey, int] = {}
-        self._rows: tuple[list[Any], ...] = ([], [], [], [], [])
+        self._rows: tuple[list[Any], ...] = tuple([] for _ in COLUMNS)
 
     def add(self, time_s: float, key: PageKey, op: str, num_bytes: int, tier: str) -> None:
-        """Appends one row."""
-        number = self._ids.setdefault(key, len(self._ids))
-        for column, value in zip(self._rows, (time_s, number, op, num_bytes, tier), strict=True):
+        """Appends one access."""
+        self._append(time_s, self._number(key), op, num_bytes, tier, "", -1, math.nan)
+
+    def add_question(
+        self, time_s: float, key: PageKey | None, op: str, number: int, policy: str, page: int, cost: float
+    ) -> None:
+        """Appends one row about the policy of the tier `policy`; `number` goes to the column `bytes`."""
+        self._append(time_s, -1 if key is None else self._number(key), op, number, "", policy, page, cost)
+
+    def _number(self, key: PageKey) -> int:
+        return self._ids.setdefault(key, len(self._ids))
+
+    def _append(self, *row: Any) -> None:
+        for column, value in zip(self._rows, row, strict=True):
             column.append(value)
 
     def __len__(self) -> int:
@@ -39,10 +58,21 @@ class AccessTrace:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        kinds = (pa.float64(), pa.int64(), pa.dictionary(pa.int8(), pa.string()), pa.int64(), pa.string())
+        words = pa.dictionary(pa.int8(), pa.string())
+        kinds = (
+            pa.float64(),
+            pa.int64(),
+            words,
+            pa.int64(),
+            pa.string(),
+            words,
+            pa.int32(),
+            pa.float64(),
+        )
         arrays = [pa.array(rows, kind) for rows, kind in zip(self._rows, kinds, strict=True)]
+        table = pa.table(arrays, names=list(COLUMNS))
         try:
-            pq.write_table(pa.table(arrays, names=list(COLUMNS)), self.path)
+            pq.write_table(table.replace_schema_metadata({META: json.dumps(self.tiers)}), self.path)
         except OSError as error:
             raise TraceError(f"trace: cannot write {self.path}: {error}") from error
 

@@ -28,7 +28,10 @@ class Puts:
     def begin(
         self, key: PageKey, tensor: torch.Tensor, *, persistent: bool
     ) -> tuple[Entry, Place | None] | None:
-        """A new entry, with room on the device if that is free; None when the page is there. The lock is held."""
+        """A new entry, with room on the device if that is free; None when the page is there. The lock is held.
+
+        A page that the device's admission refuses gets none.
+        """
         books = self._books
         entry = books.table.get(key)
         if entry is not None and not self._join(entry, tensor):
@@ -37,7 +40,8 @@ class Puts:
         entry.payload_codec = self._codecs.of(key, is_sum=False)
         entry.persistent = persistent
         books.enter(entry)
-        place = books.reserve(0, entry.num_bytes)
+        entry.refused = books.last > 0 and not books.admits(entry, 0, entry.num_bytes)
+        place = None if entry.refused else books.reserve(0, entry.num_bytes)
         if place is not None:
             entry.begin(0, place)
         return entry, place
@@ -95,6 +99,8 @@ class Puts:
         start_s = books.clock.now()
         deadline = start_s + self._timeout_s
         try:
+            if entry.refused and self._put_refused(entry, tensor, deadline):
+                return None
             place = self._demotion.room.acquire(0, entry.num_bytes, f"put {entry.key}", deadline)
         except TierFullError as full:
             if books.last == 0:
@@ -111,6 +117,16 @@ class Puts:
             entry.begin(0, place)
         return place
 
+    def _put_refused(self, entry: Entry, tensor: torch.Tensor, deadline: float) -> bool:
+        """Whether a page that the device refuses found room below; if not, the device takes it all the same."""
+        with self._books.changed:
+            full = self._demotion.room.full(0, entry.num_bytes, f"put {entry.key}")
+        try:
+            self._put_below(entry, tensor, deadline, full)
+        except TierFullError:
+            return False
+        return True
+
     def _put_below(self, entry: Entry, tensor: torch.Tensor, deadline: float, full: TierFullError) -> None:
         engine = self._books.engines.of(entry.device)
         codec = entry.payload_codec
@@ -119,7 +135,7 @@ class Puts:
             dense = self._transfer.fix(entry, dense)
         source = self._transfer.tensor_source(entry, dense, engine.mark(dense), deadline)
         error: TierFullError = full
-        for level in range(1, self._books.last + 1):
+        for level in self._demotion.order_below(entry, 0, source.meta.stored_bytes):
             try:
                 self._demotion.land(entry, 0, level, source, deadline)
             except TierFullError as below:

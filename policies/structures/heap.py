@@ -16,6 +16,7 @@ import numpy as np
 
 from tiercache.policies.base import SCRATCH, WORDS, compiled
 
+ASIDE = WORDS + 13  # 1 + the first entry that is put aside
 NUM = WORDS + 14  # pairs in the heap
 CLOCK = WORDS + 15  # counts joins and touches: the time of ties
 ID_BITS = 31
@@ -141,9 +142,10 @@ def pop_root(M: Any) -> None:
 
 @compiled
 def least_free(R: Any, M: Any) -> int:
-    """The entry with the least (key, time) that is not leased, -1 when there is none. It stays."""
-    found = -1
-    parked = -1  # leased ones are taken out of the way and put back, linked by `next`
+    """The entry with the least (key, time) that is not leased, -1 when there is none. It stays.
+
+    Leased ones are put aside, linked by `next`, until `restore`.
+    """
     while M[NUM] > 0:
         tag = M[SCRATCH + 1]
         k = tag & ID_MASK
@@ -156,12 +158,18 @@ def least_free(R: Any, M: Any) -> int:
             sink(M, 0)
         elif R[k].lease > 0:
             pop_root(M)
-            R[k].next = parked
-            parked = k
+            R[k].next = M[ASIDE] - 1
+            M[ASIDE] = k + 1
         else:
-            found = k
-            break
-    while parked >= 0:
-        push_pair(R, M, parked)
-        parked = np.int64(R[parked].next)  # type: ignore[assignment]
-    return found
+            return int(k)
+    return -1
+
+
+@compiled
+def restore(R: Any, M: Any) -> None:
+    """Puts back what `least_free` put aside; a policy's `on_chosen`."""
+    k = M[ASIDE] - 1
+    M[ASIDE] = 0
+    while k >= 0:
+        push_pair(R, M, k)
+        k = R[k].next

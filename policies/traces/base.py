@@ -90,6 +90,7 @@ def make_trace(
     tags: Sequence[str] = (),
     resize: Sizes = "error",
     first_record: int = 0,
+    unit: str = "record",
 ) -> Trace:
     """A trace of columns; each may be one value for all requests.
 
@@ -106,13 +107,17 @@ def make_trace(
         resize: what pages that change their size are: an "error", taken as they come ("each"), or given the
             size of their last request throughout ("last").
         first_record: number of the first record in messages.
+        unit: what they call it.
 
     Raises:
         TraceError: nothing in it, a negative size or cost, or a size that changes.
     """
     import pyarrow as pa
 
-    encoded = pa.array(keys).dictionary_encode()
+    try:
+        encoded = pa.array(keys).dictionary_encode()
+    except (pa.ArrowException, OverflowError) as error:
+        raise TraceError(f"{source}: keys are neither 64-bit integers nor text", got=error) from error
     count = len(encoded)
     if count == 0:
         raise TraceError(f"{source}: the trace is empty", got="no requests")
@@ -125,7 +130,10 @@ def make_trace(
         ("op", ops),
         ("tag", tag_numbers),
     ):
-        requests[name] = values
+        try:
+            requests[name] = values
+        except (ValueError, TypeError, OverflowError) as error:
+            raise TraceError(f"{source}: {name} is no column of 64-bit numbers", got=error) from error
     names = encoded.dictionary.to_numpy(zero_copy_only=False)
     trace = Trace(
         requests, names, source, None if times_s is None else np.asarray(times_s, np.float64), tuple(tags)
@@ -134,12 +142,12 @@ def make_trace(
         bad = np.flatnonzero(requests[name] < 0)
         if len(bad):
             raise TraceError(
-                f"{source}: negative {name} in record {first_record + bad[0]}", got=requests[name][bad[0]]
+                f"{source}: negative {name} in {unit} {first_record + bad[0]}", got=requests[name][bad[0]]
             )
-    return _settle_sizes(trace, resize, first_record)
+    return _settle_sizes(trace, resize, first_record, unit)
 
 
-def _settle_sizes(trace: Trace, resize: Sizes, first_record: int) -> Trace:
+def _settle_sizes(trace: Trace, resize: Sizes, first_record: int, unit: str) -> Trace:
     ids, sizes = trace.requests["id"], trace.requests["size"]
     last = np.zeros(trace.num_objects, np.int64)
     last[ids] = sizes  # the last one stays
@@ -148,7 +156,7 @@ def _settle_sizes(trace: Trace, resize: Sizes, first_record: int) -> Trace:
     elif resize == "error" and (changed := np.flatnonzero(sizes != last[ids])).size:
         key = trace.keys[ids[changed[0]]]
         raise TraceError(
-            f"{trace.source}: key {key} of record {first_record + changed[0]} changes its size",
+            f"{trace.source}: key {key} of {unit} {first_record + changed[0]} changes its size",
             got=f"{sizes[changed[0]]} bytes, later {last[ids[changed[0]]]}",
             remedy='read with resize="each" (as recorded) or resize="last" (one size throughout)',
         )

@@ -97,9 +97,11 @@ def write_parquet(trace: Trace, path: str | Path) -> None:
 def read_parquet(path: Path, resize: Sizes = "each") -> Trace:
     """Our own Parquet, as `open_store(trace=PATH)` records it or `write_parquet` writes it.
 
-    A put that is recorded with 0 bytes (a page's first) has the page's largest size.
+    What the store's policies were asked (`policies.recorded` reads it) is left out. A lookup of a page that was not
+    there, recorded with 0 bytes, has the page's largest size.
     """
     import pyarrow as pa
+    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
     try:
@@ -111,6 +113,8 @@ def read_parquet(path: Path, resize: Sizes = "each") -> Trace:
     for name in ("key", "op", "bytes"):
         if name not in table.column_names:
             raise TraceError(f"{path}: unknown columns: no {name!r}", got=", ".join(table.column_names))
+    if "policy" in table.column_names:
+        table = table.filter(pc.equal(table["policy"].cast(pa.string()), ""))
     names = table["op"].to_pylist()
     unknown = next((i for i, name in enumerate(names) if name not in OPS), None)
     if unknown is not None:
@@ -122,6 +126,11 @@ def read_parquet(path: Path, resize: Sizes = "each") -> Trace:
         if "kind" in table.column_names
         else None
     )
+
+    for name in ("key", "bytes"):
+        if table[name].null_count:
+            row = table[name].is_null().to_pylist().index(True)
+            raise TraceError(f"{path}: record {row} has no {name}")
 
     def column(name: str, absent: Any) -> Any:
         return table[name].to_numpy() if name in table.column_names else absent

@@ -1,9 +1,10 @@
-"""Bytes of a trace file, plain or compressed (gz, xz, zst)."""
+"""Content of a trace file, plain or compressed (gz, xz, zst)."""
 
 from __future__ import annotations
 
 import gzip
 import lzma
+import zlib
 from pathlib import Path
 
 from tiercache.policies.errors import TraceError
@@ -14,38 +15,45 @@ PACKED = (".gz", ".xz", ".zst")
 def read_bytes(path: Path) -> bytes:
     """The file's content, unpacked. Raises TraceError when it is missing, damaged or cut off."""
     try:
-        if path.suffix == ".gz":
-            return gzip.decompress(path.read_bytes())
-        if path.suffix == ".xz":
-            return _unpack_xz(path)
-        if path.suffix == ".zst":
-            return _unpack_zst(path)
-        return path.read_bytes()
+        data = path.read_bytes()
     except FileNotFoundError as error:
         raise TraceError(f"{path}: no such trace") from error
-    except (EOFError, gzip.BadGzipFile, lzma.LZMAError) as error:
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read", got=error.strerror) from error
+    try:
+        if path.suffix == ".gz":
+            return gzip.decompress(data)
+        if path.suffix == ".xz":
+            return lzma.decompress(data)
+        return _unpack_zst(data) if path.suffix == ".zst" else data
+    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
         raise TraceError(f"{path}: the compressed file is truncated or damaged", got=error) from error
 
 
-def _unpack_xz(path: Path) -> bytes:
-    unpacker = lzma.LZMADecompressor()
-    data = unpacker.decompress(path.read_bytes())
-    if not unpacker.eof:
-        raise EOFError("the stream does not end")
-    return data
+def read_text(path: Path) -> str:
+    """The file's content as text. Raises TraceError, with the line, when it is no UTF-8."""
+    data = read_bytes(path)
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise TraceError(f"{path}: line {line} is no text", got=data[error.start : error.end]) from error
 
 
-def _unpack_zst(path: Path) -> bytes:
+def _unpack_zst(data: bytes) -> bytes:
     import zstandard
 
-    unpacker = zstandard.ZstdDecompressor().decompressobj()
-    try:
-        data = unpacker.decompress(path.read_bytes())
-    except zstandard.ZstdError as error:
-        raise EOFError(str(error)) from error
-    if not unpacker.eof:
-        raise EOFError("the frame does not end")
-    return data
+    frames: list[bytes] = []
+    while data or not frames:
+        unpacker = zstandard.ZstdDecompressor().decompressobj()
+        try:
+            frames.append(unpacker.decompress(data))
+        except zstandard.ZstdError as error:
+            raise EOFError(str(error)) from error
+        if not unpacker.eof:
+            raise EOFError("the frame does not end")
+        data = unpacker.unused_data
+    return b"".join(frames)
 
 
 def stem(path: Path) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from tiercache.policies.base import GET, LEASE, NEVER, RELEASE
 from tiercache.policies.errors import TraceError
 from tiercache.policies.traces.base import UNKNOWN, Sizes, Trace, make_trace
-from tiercache.policies.traces.files import read_bytes
+from tiercache.policies.traces.files import read_text
 
 BLOCK_TOKENS = 512
 COLUMNS = ("id", "size", "cost", "time", "next_use")
@@ -30,7 +30,7 @@ USUAL_NAMES = {
 def read_lirs(path: Path, resize: Sizes = "error") -> Trace:
     """One integer a line; lines with `*` are checkpoints and are ignored. All pages have one byte."""
     keys = []
-    for number, line in enumerate(read_bytes(path).decode().splitlines(), 1):
+    for number, line in enumerate(read_text(path).splitlines(), 1):
         word = line.strip()
         if not word or word == "*":
             continue
@@ -44,7 +44,7 @@ def read_lirs(path: Path, resize: Sizes = "error") -> Trace:
 def read_arc(path: Path, resize: Sizes = "error") -> Trace:
     """Lines of first block, number of blocks, 0, request number: a request for each block. Blocks have one byte."""
     rows = []
-    for number, line in enumerate(read_bytes(path).decode().splitlines(), 1):
+    for number, line in enumerate(read_text(path).splitlines(), 1):
         words = line.split()
         if not words:
             continue
@@ -73,17 +73,20 @@ def read_mooncake(path: Path, resize: Sizes = "each", *, pinned: bool = False) -
     times: list[float] = []
     firsts: list[int] = []
     ops: list[int] = []
-    for number, line in enumerate(read_bytes(path).decode().splitlines(), 1):
+    for number, line in enumerate(read_text(path).splitlines(), 1):
         try:
             record = json.loads(line)
-            blocks, length, moment = (
-                record["hash_ids"],
-                int(record["input_length"]),
-                float(record["timestamp"]),
-            )
+            length, moment = int(record["input_length"]), float(record["timestamp"])
+            blocks = [int(block) for block in record["hash_ids"]]
         except (ValueError, KeyError, TypeError) as error:
             raise TraceError(f"{path}: line {number} is no Mooncake request", got=error) from error
         tokens = [min(BLOCK_TOKENS, length - BLOCK_TOKENS * i) for i in range(len(blocks))]
+        if tokens and tokens[-1] <= 0:
+            raise TraceError(
+                f"{path}: line {number} has more blocks than tokens",
+                got=len(blocks),
+                limit=f"{length} tokens",
+            )
         steps = (LEASE, GET, RELEASE) if pinned else (GET,)
         keys += blocks[::-1] * 3 if pinned else blocks
         sizes += tokens[::-1] * 3 if pinned else tokens
@@ -104,7 +107,7 @@ def read_mooncake(path: Path, resize: Sizes = "each", *, pinned: bool = False) -
 
 def read_csv(path: Path, resize: Sizes = "error", columns: Mapping[str, str] | None = None) -> Trace:
     """CSV with a header. `columns` maps id, size, cost, time, next_use to the file's names; usual names are found."""
-    reader = csv.DictReader(io.StringIO(read_bytes(path).decode()))
+    reader = csv.DictReader(io.StringIO(read_text(path)))
     header = list(reader.fieldnames or [])
     if not header:
         raise TraceError(f"{path}: the trace is empty", got="no header")
@@ -137,6 +140,7 @@ def read_csv(path: Path, resize: Sizes = "error", columns: Mapping[str, str] | N
         times_s=times,
         resize=resize,
         first_record=2,
+        unit="line",
     )
 
 

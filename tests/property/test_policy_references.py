@@ -1,10 +1,12 @@
 """The engine against plain references, access by access, with sizes, costs, leases and removals."""
 
+import random
+
 import numpy as np
 import pytest
 from policy_references import REFERENCES
 
-from tiercache.policies import base
+from tiercache.policies import base, create_policy
 from tiercache.policies.simulate import Tier, make_policy
 from tiercache.policies.traces import make_trace, with_next_uses
 
@@ -136,3 +138,80 @@ def test_every_access_agrees_on_many_traces(name, seed):
     trace = random_trace(seed, count=3000, pages=30 + seed % 80)
     capacity = 60 + 7 * (seed % 40)
     assert play_reference(REFERENCES[name], trace, capacity)[1] == play_engine(name, trace, capacity)[1]
+
+
+COSTS = {
+    "measured": lambda rng, size: rng.uniform(0, 5),
+    "equal": lambda rng, size: 1.0,
+    "few": lambda rng, size: rng.choice([1, 2, 3]),
+    "by bytes": lambda rng, size: size / 7 * rng.choice([1, 1, 4]),
+}
+
+
+def greatest(pages, now, passed_over):
+    """The page with the greatest size x distance / cost by a scan; of equals the one that was used longest ago."""
+
+    def rank(k):
+        size, cost, when, used = pages[k]
+        score = 1e300 if when is None or when < now else size / (cost + 1e-12) * float(when - now)
+        return score, -used
+
+    return max((k for k in pages if k not in passed_over), key=rank, default=None)
+
+
+@pytest.mark.parametrize("costs", COSTS)
+@pytest.mark.parametrize("seed", range(3))
+def test_planned_finds_what_a_scan_finds_as_time_goes_on(costs, seed):
+    """Scores cross without any page being touched; time jumps and goes back; many are chosen at once."""
+    rng = random.Random(seed)
+    policy = create_policy("planned", capacity_bytes=10**9, max_entries=4)
+    pages, told, leased, now, chosen = {}, {}, set(), 0, 0
+    for step in range(1500):
+        draw, k = rng.random(), rng.randrange(120)
+        page = rng.choice(list(pages)) if pages else None
+        if draw < 0.35 or page is None:
+            if k not in pages:
+                size = 100 if costs == "equal" else rng.randrange(1000)
+                cost = COSTS[costs](rng, size)
+                policy.insert(k, size, cost)
+                pages[k] = [size, cost, told.get(k), step]
+        elif draw < 0.6:
+            pages[page][2] = told[page] = rng.choice(
+                [None, now + rng.randrange(50), now + rng.randrange(5000)]
+            )
+            policy.set_next_use(page, told[page])
+        elif draw < 0.7:
+            policy.hit(page)
+            pages[page][3] = step
+        elif draw < 0.75:
+            if page in leased or len(leased) < 10:
+                (policy.release if page in leased else policy.lease)(page)
+                leased ^= {page}
+        elif draw < 0.8:
+            now += rng.choice([1, 1, 2, 30])
+            policy.advance(now)
+        elif draw < 0.803 and now:
+            now = rng.randrange(now)
+            policy.advance(now)
+            told = {}
+            for known in pages.values():
+                known[2] = None
+        elif draw < 0.82:
+            policy.remove(page)
+            told.pop(page, None)
+            leased.discard(page)
+            del pages[page]
+        else:
+            free = sorted(known[0] for k, known in pages.items() if k not in leased)
+            need = sum(free[: rng.choice([1, 1, 3, 9])]) + 1
+            expected, freed = [], 0
+            while freed < need <= sum(free):
+                expected.append(greatest(pages, now, leased | set(expected)))
+                freed += pages[expected[-1]][0]
+            assert policy.victims(need) == expected, f"step {step}"
+            chosen += len(expected)
+            for gone in expected[: rng.randrange(3)]:
+                policy.evict(gone, 1)
+                del pages[gone]
+        policy.check_integrity()
+    assert chosen > 100

@@ -1,7 +1,14 @@
 """Each trap of eviction policies that a simulator can fall into, by name."""
 
+import gzip
+import lzma
+import struct
+
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import zstandard
 
 from tiercache.errors import PolicyError, TraceError
 from tiercache.policies import base, create_policy
@@ -240,6 +247,27 @@ def test_wrong_values_are_named(make, message):
         ("a.oracleGeneral.bin", b"", "the trace is empty"),
         ("a.trace.gz", b"\x1f\x8b\x08\0\0", "truncated or damaged"),
         ("a.trace.zst", b"\x28\xb5\x2f\xfd", "truncated or damaged"),
+        ("a.trace.gz", gzip.compress(b"1\n2\n" * 99)[:-9], "truncated or damaged"),
+        ("a.trace.gz", b"\x1f\x8b\x08" + b"\0" * 7 + b"\xff" * 30, "truncated or damaged"),
+        ("a.trace.xz", lzma.compress(b"1\n2\n" * 99)[:-9], "truncated or damaged"),
+        ("a.lis.zst", zstandard.compress(b"1 2 0 0\n" * 99)[:-3], "truncated or damaged"),
+        ("a.oracleGeneral.bin.xz", lzma.compress(b"\0" * 50), "truncated in record 2"),
+        ("a.csv.gz", gzip.compress(b"id,size\n1,2\n3"), "line 3, column 'size' is no number"),
+        ("a.csv", b"id,size\n1,2\n3,-4\n", "negative size in line 3"),
+        ("a.csv", b"id,size\n1,2\n3,4\n1,5\n", "key 1 of line 2 changes its size"),
+        ("a.csv", b"id,size\n1,99999999999999999999\n", "size is no column of 64-bit numbers"),
+        ("a.csv", b"", "the trace is empty"),
+        ("a.csv", b"id\n", "the trace is empty"),
+        ("a.lis", b"1 -2 0 0\n", "line 1 has a negative length"),
+        ("a.trace", b"1\n\xff\n", "line 2 is no text"),
+        ("a.trace", b"1\n99999999999999999999\n", "keys are neither"),
+        (
+            "a.jsonl",
+            b'{"timestamp": 1, "input_length": 9, "hash_ids": [1]}\n{"timest',
+            "line 2 is no Mooncake",
+        ),
+        ("a.jsonl", b'{"timestamp": 1, "input_length": 9, "hash_ids": [1, 2]}', "line 1 has more blocks"),
+        ("a.jsonl", b'{"timestamp": 1, "input_length": 9, "hash_ids": 5}', "line 1 is no Mooncake"),
         ("a.parquet", b"PAR1", "no Parquet file, or a truncated one"),
         ("a.xyz", b"", "unknown format"),
     ],
@@ -257,3 +285,57 @@ def test_an_unknown_column_is_named(tmp_path):
     with pytest.raises(TraceError, match="unknown column 'page'"):
         read_trace(path, columns={"id": "page"})
     assert isinstance(read_trace(path, columns={"id": "obj"}), Trace)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bytes": [1, None, 3]}, "record 1 has no bytes"),
+        ({"key": [1, 2, None]}, "record 2 has no key"),
+        ({"bytes": [1, -2, 3]}, "negative size in record 1"),
+        ({"bytes": ["x", "y", "z"]}, "size is no column"),
+        ({"op": ["read", "write", "read"]}, "record 1 has an unknown op; got write"),
+        ({"op": None}, "unknown columns: no 'op'"),
+        ({"key": [], "op": [], "bytes": []}, "the trace is empty"),
+    ],
+)
+def test_a_wrong_parquet_names_the_record(tmp_path, change, message):
+    path = tmp_path / "a.parquet"
+    columns = {"key": [1, 2, 3], "op": ["read"] * 3, "bytes": [1, 2, 3], **change}
+    pq.write_table(pa.table({name: values for name, values in columns.items() if values is not None}), path)
+    with pytest.raises(TraceError, match=message):
+        read_trace(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-12])
+    with pytest.raises(TraceError, match="truncated"):
+        read_trace(path)
+
+
+@pytest.mark.parametrize(
+    ("pack", "suffix"),
+    [(gzip.compress, ".gz"), (lzma.compress, ".xz"), (zstandard.compress, ".zst"), (bytes, "")],
+)
+@pytest.mark.parametrize(
+    ("name", "content", "keys"),
+    [
+        ("a.trace", b"5\n*\n7\n5\n", [5, 7, 5]),
+        ("a.lis", b"5 2 0 0\n7 1 0 1\n", [5, 6, 7]),
+        ("a.csv", b"time,obj_id,size\n0,5,9\n1,7,8\n", ["5", "7"]),
+        ("a.jsonl", b'{"timestamp": 27, "input_length": 600, "hash_ids": [5, 7]}\n', [5, 7]),
+        ("a.oracleGeneral.bin", struct.pack("<IQIqIQIq", 3, 5, 9, 2, 4, 5, 9, -1), [5, 5]),
+    ],
+)
+def test_every_format_is_read_from_every_packing_also_in_parts(tmp_path, pack, suffix, name, content, keys):
+    path = tmp_path / (name + suffix)
+    half = len(content) // 2
+    for data in (pack(content), pack(content[:half]) + pack(content[half:])):  # files that were appended to
+        path.write_bytes(data)
+        trace = read_trace(path)
+        assert trace.keys[trace.requests["id"]].tolist() == keys
+
+
+def test_a_folder_and_a_missing_file_are_no_traces(tmp_path):
+    (tmp_path / "a.csv").mkdir()
+    for name, message in (("a.csv", "cannot be read"), ("b.csv.gz", "no such trace")):
+        with pytest.raises(TraceError, match=message):
+            read_trace(tmp_path / name)

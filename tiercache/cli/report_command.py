@@ -24,18 +24,22 @@ def report(
     ] = None,
     below: Annotated[str | None, typer.Option(help="Tiers below: host=64GiB:lru,disk=500GiB.")] = None,
     sample: Annotated[float, typer.Option(help="Share of pages that curves are drawn from.")] = 1.0,
+    format: Annotated[str | None, typer.Option(help="Format, where the name does not tell it.")] = None,  # noqa: A002
+    columns: Annotated[
+        str | None, typer.Option(help="Columns of a CSV file: id=NAME,size=NAME,cost=NAME.")
+    ] = None,
     resize: Annotated[str | None, typer.Option(help="Changing sizes: error, each or last.")] = None,
 ) -> None:
     """Make one self-contained HTML page: curves, per-tier traffic over time, reuse distances, early evictions."""
     from rich.console import Console
 
-    from tiercache.cli.simulate_command import parse_below
+    from tiercache.cli.simulate_command import parse_below, parse_columns, split_names
     from tiercache.config import parse_size
     from tiercache.policies.report import make_report
     from tiercache.policies.spec import Tier
     from tiercache.policies.traces import read_trace
 
-    loaded = read_trace(trace, resize=resize)  # type: ignore[arg-type]
+    loaded = read_trace(trace, format=format, resize=resize, columns=parse_columns(columns))  # type: ignore[arg-type]
     if capacity is None:
         whole = loaded.footprint_bytes
         capacities = sorted({max(1, whole >> shift) for shift in range(7)})
@@ -45,6 +49,6 @@ def report(
     target = out or Path(f"{trace.name}.html")
     console = Console(stderr=True)
     with console.status("playing the trace"):
-        page = make_report(loaded, [name.strip() for name in policy.split(",")], capacities, tiers, sample)
+        page = make_report(loaded, split_names(policy), capacities, tiers, sample)
     target.write_text(page)
     Console().print(f"written: {target}", soft_wrap=True)

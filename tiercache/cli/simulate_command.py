@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tiercache.cli.simulate_output import plot_rows, print_replay, print_rows
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -28,6 +30,16 @@ def parse_columns(text: str | None) -> dict[str, str] | None:
     if any(not (name and sign and value) for name, sign, value in pairs):
         raise ConfigError("--columns", got=text, limit="WHAT=NAME,WHAT=NAME")
     return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def split_names(text: str) -> list[str]:
+    """Names of policies, with commas between them."""
+    from tiercache.errors import ConfigError
+
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise ConfigError("--policy: no name", got=repr(text))
+    return names
 
 
 def parse_below(text: str | None) -> list[tuple[str, int, str]]:
@@ -80,8 +92,15 @@ def simulate(
     oversize: Annotated[str, typer.Option(help="Pages larger than the tier: error or refuse.")] = "error",
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write miss-ratio curves as PNG.")] = None,
+    replay: Annotated[
+        bool,
+        typer.Option("--replay", help="Ask a recorded store's policies again and compare their victims."),
+    ] = False,
 ) -> None:
     """Play a trace against policies: miss ratios, bytes moved, stall, the offline optimum and regret."""
+    if replay:
+        print_replay(trace, json_file)
+        return
     from tiercache.config import parse_size
     from tiercache.policies import load_hooks
     from tiercache.policies.profiles import read_profile
@@ -89,7 +108,7 @@ def simulate(
 
     speeds = read_profile(profile)
     loaded = read_trace(trace, format=format, resize=resize, columns=parse_columns(columns))  # type: ignore[arg-type]
-    names = [name.strip() for name in policy.split(",") if name.strip()]
+    names = split_names(policy)
     if any(load_hooks(name)[0].oracle for name in names) and not loaded.has_next_uses:
         loaded = with_next_uses(loaded)  # a recorded trace knows its own future
     capacities = [parse_size(text.strip(), "capacity") for text in capacity.split(",")]
@@ -100,19 +119,25 @@ def simulate(
         timed = profile is not None
         return _play(loaded, tiers, demotion, oversize, skipped, sample, speeds, timed, progress)
 
-    rows = _sweep(names, capacities, play, lambda size: _bounds(loaded, size, skipped), len(loaded) * sample)
-    _print(rows, len(loaded), loaded.num_objects, profile is not None or below is not None)
+    def error_of(result: Result) -> float:
+        return _sampling_error(loaded, result, sample, skipped)
+
+    rows = _sweep(
+        names, capacities, play, error_of, lambda size: _bounds(loaded, size, skipped), len(loaded) * sample
+    )
+    print_rows(rows, len(loaded), loaded.num_objects, profile is not None or below is not None)
     if json_file is not None:
         head = {"trace": str(trace), "requests": len(loaded), "pages": loaded.num_objects}
         json_file.write_text(json.dumps({**head, "results": rows}, indent=1))
     if plot is not None:
-        _plot(rows, plot, trace.name)
+        plot_rows(rows, plot, trace.name)
 
 
 def _sweep(
     names: list[str],
     capacities: list[int],
     play: Callable[[str, int, Callable[[int], None]], Result],
+    error_of: Callable[[Result], float],
     bounds_at: Callable[[int], dict[str, Any]],
     num_requests: float,
 ) -> list[dict[str, Any]]:
@@ -126,12 +151,13 @@ def _sweep(
         for size in capacities:
             for name in names:
                 played = play(name, size, lambda count: bar.advance(task, count))
-                rows.append(_row(name, size, played))
+                rows.append(_row(name, size, played) | {"miss_ratio_error": error_of(played)})
         bounds = {size: bounds_at(size) for size in capacities}
     for row in rows:
         bound = bounds[row["capacity_bytes"]]
         row |= {f"optimum_{key}": value for key, value in bound.items()}
-        row["regret"] = row["miss_ratio"] - bound["miss_ratio"]
+        for prefix in ("", "byte_", "cost_"):
+            row[f"{prefix}regret"] = row[f"{prefix}miss_ratio"] - bound[f"{prefix}miss_ratio"]
     return rows
 
 
@@ -190,6 +216,17 @@ def _play(
     return run(trace, tiers, demotion=demotion, oversize=oversize, warmup=warmup, progress=progress, **timing)  # type: ignore[arg-type]
 
 
+def _sampling_error(trace: Trace, result: Result, sample: float, warmup: int) -> float:
+    """Half the width of the 95 % interval of the first tier's miss ratio; 0 when all pages were played."""
+    from tiercache.policies.curves import sample_ids, sampling_error
+
+    if sample >= 1:
+        return 0.0
+    mask = sample_ids(trace, sample)
+    skipped = int(mask[trace.requests["id"][:warmup]].sum())
+    return sampling_error(trace.select(mask), result.hits, sample, skipped)
+
+
 def _row(name: str, size: int, result: Result) -> dict[str, Any]:
     top = result.counts[0]
     return {
@@ -223,63 +260,3 @@ def _bounds(trace: Trace, size: int, warmup: int) -> dict[str, Any]:
         "cost_miss_ratio": by_cost.miss_ratio,
         "method": by_requests.method,
     }
-
-
-def _print(rows: list[dict[str, Any]], requests: int, pages: int, timed: bool) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from tiercache.policies.plots import ordered, size_label
-
-    table = Table(title=f"{requests} requests, {pages} pages")
-    for heading in (
-        "capacity",
-        "policy",
-        "misses",
-        "bytes",
-        "cost",
-        "optimum",
-        "regret",
-        "stall s",
-        "moved up",
-        "down",
-    ):
-        table.add_column(heading, justify="left" if heading in ("capacity", "policy") else "right")
-    ranks = {name: i for i, name in enumerate(ordered(list({row["policy"] for row in rows})))}
-    for row in sorted(rows, key=lambda row: (row["capacity_bytes"], ranks[row["policy"]])):
-        sign = "" if row["optimum_method"] == "exact" else "≥ "
-        table.add_row(
-            size_label(row["capacity_bytes"]),
-            row["policy"],
-            f"{row['miss_ratio']:.4f}",
-            f"{row['byte_miss_ratio']:.4f}",
-            f"{row['cost_miss_ratio']:.4f}",
-            f"{sign}{row['optimum_miss_ratio']:.4f}",
-            f"{row['regret']:.4f}",
-            f"{row['stall_s']:.4g}" if timed else "-",
-            " + ".join(size_label(n) for n in row["moved_up_bytes"]),
-            " + ".join(size_label(n) for n in row["moved_down_bytes"]) or "-",
-        )
-    Console(width=140).print(table)
-
-
-def _plot(rows: list[dict[str, Any]], path: Path, title: str) -> None:
-    import numpy as np
-
-    from tiercache.policies.curves import Curve
-    from tiercache.policies.plots import OPTIMUM, draw_curves, save
-
-    def curve(name: str, chosen: list[dict[str, Any]], prefix: str) -> Curve:
-        chosen = sorted(chosen, key=lambda row: row["capacity_bytes"])
-        return Curve(
-            name,
-            np.array([row["capacity_bytes"] for row in chosen]),
-            np.array([row[f"{prefix}miss_ratio"] for row in chosen]),
-            np.array([row[f"{prefix}byte_miss_ratio"] for row in chosen]),
-            np.zeros(len(chosen)),
-        )
-
-    names = list(dict.fromkeys(row["policy"] for row in rows))
-    curves = [curve(name, [row for row in rows if row["policy"] == name], "") for name in names]
-    once = list({row["capacity_bytes"]: row for row in rows}.values())
-    save(draw_curves([*curves, curve(OPTIMUM, once, "optimum_")], f"Miss ratio, {title}"), path)

@@ -32,12 +32,18 @@ def tune(
         bool, typer.Option(help="Runs follow a plan: oracle policies may be chosen.")
     ] = False,
     held_out: Annotated[float, typer.Option(help="Last share of the trace, which only judges.")] = 0.3,
+    format: Annotated[str | None, typer.Option(help="Format, where the name does not tell it.")] = None,  # noqa: A002
+    columns: Annotated[
+        str | None, typer.Option(help="Columns of a CSV file: id=NAME,size=NAME,cost=NAME.")
+    ] = None,
+    resize: Annotated[str | None, typer.Option(help="Changing sizes: error, each or last.")] = None,
     out: Annotated[Path, typer.Option(help="The configuration file (TOML).")] = Path("tiercache.toml"),
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures.")] = None,
 ) -> None:
     """Search policies, their parameters and admission per tier; write a file for open_store(config=FILE)."""
     from rich.console import Console
 
+    from tiercache.cli.simulate_command import parse_columns
     from tiercache.config import parse_size
     from tiercache.policies.profiles import read_profile
     from tiercache.policies.traces import read_trace
@@ -49,7 +55,7 @@ def tune(
     capacities = {name: parse_size(text, name) for name, text in budgets.items()}
     with console.status("reading the trace") as status:
         tuned = search(
-            read_trace(trace),
+            read_trace(trace, format=format, resize=resize, columns=parse_columns(columns)),  # type: ignore[arg-type]
             capacities,
             read_profile(profile),
             known_future=known_future,
@@ -59,11 +65,14 @@ def tune(
     options: dict[str, object] = {"device": device}
     if capacities["host"]:
         options["host"] = host
+    comment = f"Written by tiercache tune for {trace.name}."
     if capacities["disk"] and disk_directory is not None:
         options |= {"disk": str(disk_directory), "disk_capacity": disk}
+    elif capacities["disk"]:
+        comment += f" It counts on a disk tier of {disk}: open_store(config=FILE, disk=DIRECTORY, disk_capacity=SIZE)."
     default, chosen = tuned.held_out
     gain = f"held-out {held_out:.0%}: {default:.4g} s of stall by default, {chosen:.4g} s with these policies"
-    out.write_text(write_config(tuned, options, f"Written by tiercache tune for {trace.name}.\n{gain}."))
+    out.write_text(write_config(tuned, options, f"{comment}\n{gain}."))
     _print(tuned, gain, out)
     if json_file is not None:
         json_file.write_text(json.dumps(_document(tuned), indent=1))
@@ -87,8 +96,14 @@ def _print(tuned: Tuned, gain: str, out: Path) -> None:
 def _document(tuned: Tuned) -> dict[str, object]:
     return {
         "tiers": [
-            {"name": t.name, "policy": t.policy, "params": dict(t.params), "admission": t.admission}
-            for t in tuned.tiers
+            {
+                "name": tier.name,
+                "policy": tier.policy,
+                "params": dict(tier.params),
+                "admission": tier.admission,
+                "admission_limit": tier.admission_limit,
+            }
+            for tier in tuned.tiers
         ],
         "train_stall_s": {"default": tuned.train[0], "tuned": tuned.train[1]},
         "held_out_stall_s": {"default": tuned.held_out[0], "tuned": tuned.held_out[1]},
