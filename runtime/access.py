@@ -54,10 +54,10 @@ def _again_s(step: Step, node: int) -> float | None:
 
 
 def _groups(events: Sequence[Event]) -> Iterator[list[Event]]:
-    """Own accesses and states one by one; accesses to one page of an ancestor together, from its key's read on."""
+    """Own accesses and states one by one; accesses to one ancestor's two pages together."""
     group: list[Event] = []
     for event in events:
-        opens = _alone(event) or (event.operation == "read" and event.kind == "key")
+        opens = _alone(event) or (event.operation == "read" and event.kind in ("key", "latent"))
         if group and (opens or _alone(group[0])):
             yield group
             group = []
@@ -119,4 +119,5 @@ def node_bytes(shape: Shape, num_tokens: int) -> int:
 
 def of_graph(kind: str) -> bool:
     """Whether pages of this kind belong to one graph, not to their content."""
-    return kind not in ("key", "value") and (kind.startswith("grad_") or not is_state(kind))
+    by_content = kind in ("key", "value", "latent", "rotary_key") or is_state(kind)
+    return kind.startswith("grad_") or not by_content

@@ -18,6 +18,7 @@ from tiercache.entry import PageKey
 from tiercache.runtime import native_attention
 from tiercache.runtime.frame import Frame, LayerSpec, PageCall, Piece
 from tiercache.runtime.kernels import Block, accumulator_dtype, block_backward, block_forward
+from tiercache.runtime.latents import Expand, Latents, opened
 from tiercache.runtime.pages import check_recomputed
 
 _MIN_SLICE = 64  # queries below which cutting a fold further costs more than an idle core
@@ -33,6 +34,7 @@ def page_attention(
     scale: float,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    latents: Latents | None = None,
 ) -> torch.Tensor:
     """Attention output [1, H, T, Dv] of a visit's packed tokens.
 
@@ -45,12 +47,15 @@ def page_attention(
         scale: factor on the scores.
         softcap: soft cap of the scores, or None.
         sinks: [H] logits that join each head's softmax once, or None.
+        latents: what k and v were expanded from, where pages hold that instead of them.
 
     Pages are leased one at a time. Differentiable once in q, k, v and sinks; gradients of ancestors' pages go
     to the store. Calling it again with the same arguments (gradient checkpointing) gives the same values.
     """
     block = Block(scale, softcap=softcap)
-    out: torch.Tensor = _PageAttention.apply(q, k, v, sinks, frame, layer, block)  # type: ignore[no-untyped-call]
+    out: torch.Tensor = _PageAttention.apply(  # type: ignore[no-untyped-call]
+        q, k, v, sinks, frame, layer, block, latents
+    )
     return out
 
 
@@ -65,10 +70,12 @@ class _PageAttention(torch.autograd.Function):
         frame: Frame,
         layer: LayerSpec,
         block: Block,
+        latents: Latents | None,
     ) -> torch.Tensor:
+        expand = None if latents is None else latents.expand
         kept = _take_kept(frame, layer) if frame.keep_attention and frame.phase == "pop" else None
         if kept is None:
-            out, lse = _forward(q, k, v, frame, layer, block)
+            out, lse = _forward(q, k, v, frame, layer, block, expand)
             out, lse = _add_sinks(out, lse, sinks)
             out = out.to(q.dtype)
         else:
@@ -76,9 +83,10 @@ class _PageAttention(torch.autograd.Function):
         if frame.keep_attention and frame.phase == "capture":
             frame.store.put(_own_key(frame, layer, "attention_output"), out)
             frame.store.put(_own_key(frame, layer, "attention_lse"), lse)
-        _write_pages(k, v, frame, layer)
+        _write_pages((k, v) if latents is None else latents.pair, frame, layer)
         ctx.save_for_backward(q, k, v, out, lse, sinks)
         ctx.frame, ctx.layer, ctx.block = frame, layer, block
+        ctx.expand = expand  # the latents themselves would keep their graph
         return out
 
     @staticmethod
@@ -86,8 +94,8 @@ class _PageAttention(torch.autograd.Function):
     def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, k, v, out, lse, sinks = ctx.saved_tensors
         frame, layer = ctx.frame, ctx.layer
-        dq, dk, dv = _backward(grad_out, q, k, v, out, lse, frame, layer, ctx.block)
-        if frame.phase == "pop":
+        dq, dk, dv = _backward(grad_out, q, k, v, out, lse, frame, layer, ctx.block, ctx.expand)
+        if frame.phase == "pop" and ctx.expand is None:
             _add_gradient_page(dk, frame, layer, "grad_key")
             _add_gradient_page(dv, frame, layer, "grad_value")
         dsinks = None
@@ -95,7 +103,7 @@ class _PageAttention(torch.autograd.Function):
             dtype = lse.dtype
             delta = (grad_out.to(dtype) * out.to(dtype)).sum(-1)
             dsinks = -(torch.exp(sinks.to(dtype)[None, :, None] - lse) * delta).sum((0, 2)).to(sinks.dtype)
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dsinks, None, None, None
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dsinks, None, None, None, None
 
 
 def _add_sinks(
@@ -126,7 +134,13 @@ def _own_block(frame: Frame, layer: LayerSpec, piece: Piece, block: Block) -> Bl
 
 
 def _forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, frame: Frame, layer: LayerSpec, block: Block
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    frame: Frame,
+    layer: LayerSpec,
+    block: Block,
+    expand: Expand | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Merged output and log-sum-exp, both in the accumulator dtype."""
     dtype = accumulator_dtype(q.dtype)
@@ -141,13 +155,8 @@ def _forward(
     for call in frame.calls(layer.window):
         queries = slice(call.q_begin, call.q_end)
         fold = _Fold(q[:, :, queries], layer, call, block)
-        with (
-            frame.store.read(_key(call, layer, "key")) as key_lease,
-            frame.store.read(_key(call, layer, "value")) as value_lease,
-        ):
-            part, part_lse = block_forward(
-                fold.q, fold.page(key_lease.tensor), fold.page(value_lease.tensor), fold.block
-            )
+        with opened(frame, call, layer, expand) as page:
+            part, part_lse = block_forward(fold.q, fold.page(page.key), fold.page(page.value), fold.block)
             _merge(
                 out[:, :, queries],
                 lse[:, :, queries],
@@ -176,6 +185,7 @@ def _backward(
     frame: Frame,
     layer: LayerSpec,
     block: Block,
+    expand: Expand | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     dtype = accumulator_dtype(q.dtype)
     dq = torch.empty(q.shape, dtype=dtype, device=q.device)
@@ -190,19 +200,18 @@ def _backward(
     for call in frame.calls(layer.window):
         queries = slice(call.q_begin, call.q_end)
         fold = _Fold(q[:, :, queries], layer, call, block)
-        with (
-            frame.store.read(_key(call, layer, "key")) as key_lease,
-            frame.store.read(_key(call, layer, "value")) as value_lease,
-        ):
+        trainable = call.ancestor.trainable
+        with opened(frame, call, layer, expand, with_graph=trainable) as page:
             dq_part, dk_page, dv_page = block_backward(
-                fold.fold(grad_out[:, :, queries]), fold.q,
-                fold.page(key_lease.tensor), fold.page(value_lease.tensor),
+                fold.fold(grad_out[:, :, queries]), fold.q, fold.page(page.key), fold.page(page.value),
                 fold.fold(out[:, :, queries]), fold.fold(lse[:, :, queries, None])[..., 0], fold.block,
             )  # fmt: skip
-        dq[:, :, queries] += fold.unfold(dq_part)
-        if call.ancestor.trainable:
-            frame.store.accumulate(_key(call, layer, "grad_key", frame.graph), fold.page_gradient(dk_page))
-            frame.store.accumulate(_key(call, layer, "grad_value", frame.graph), fold.page_gradient(dv_page))
+            dq[:, :, queries] += fold.unfold(dq_part)
+            if trainable:
+                owed = page.gradients(fold.page_gradient(dk_page), fold.page_gradient(dv_page))
+        if trainable:
+            for kind, grad in zip(layer.kinds, owed, strict=True):
+                frame.store.accumulate(_key(call, layer, f"grad_{kind}", frame.graph), grad)
     return dq, dk, dv
 
 
@@ -258,19 +267,19 @@ def _slices(kv_heads: int, length: int, threads: int) -> int:
     return 1
 
 
-def _key(call: PageCall, layer: LayerSpec, kind: str, graph: int = 0) -> PageKey:
+def _key(call: PageCall, layer: LayerSpec, kind: str, graph: int) -> PageKey:
     return PageKey(call.ancestor.digest, layer.index, kind, graph)
 
 
-def _write_pages(k: torch.Tensor, v: torch.Tensor, frame: Frame, layer: LayerSpec) -> None:
+def _write_pages(pair: tuple[torch.Tensor, torch.Tensor], frame: Frame, layer: LayerSpec) -> None:
     """At capture, puts this node's pages; in a checked pop, compares the recomputed ones with them."""
     if frame.phase not in ("capture", "pop"):
         return
     digest = frame.pieces[0].digest
-    for kind, tensor in (("key", k), ("value", v)):
+    for kind, tensor in zip(layer.kinds, pair, strict=True):
         key = PageKey(digest, layer.index, kind)
         if frame.phase == "capture":
-            frame.store.put(key, tensor[0])
+            frame.store.put(key, tensor[0].detach())
         elif frame.debug:
             check_recomputed(frame.store, key, tensor[0], layer.name)
 

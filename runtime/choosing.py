@@ -89,9 +89,7 @@ class Costs:
         total = node_bytes(self.shape, num_tokens)
         for layer in self.shape.layers:
             size = accumulator_dtype(layer.dtype).itemsize
-            total += (
-                num_tokens * size * sum(heads * width for heads, width in (layer.key_page, layer.value_page))
-            )
+            total += num_tokens * size * sum(heads * width for heads, width in layer.stored_pages)
         return total
 
     def seconds(self, kept: KeptActivations, num_tokens: int, start: int) -> float:

@@ -43,6 +43,7 @@ class LayerSpec:
         key_page: shape of the key page of n tokens without n: (Hkv, Dk).
         value_page: (Hkv, Dv).
         dtype: of the pages.
+        latent_pages: shapes of a token in the pages of latents and of rotary keys, where those are what is stored.
     """
 
     index: int
@@ -51,6 +52,17 @@ class LayerSpec:
     key_page: tuple[int, int]
     value_page: tuple[int, int]
     dtype: torch.dtype
+    latent_pages: tuple[tuple[int, int], tuple[int, int]] | None = None
+
+    @property
+    def kinds(self) -> tuple[str, str]:
+        """Of the two pages that a node leaves."""
+        return ("key", "value") if self.latent_pages is None else ("latent", "rotary_key")
+
+    @property
+    def stored_pages(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Shapes of a token in them."""
+        return self.latent_pages or (self.key_page, self.value_page)
 
 
 @dataclass(frozen=True, slots=True)

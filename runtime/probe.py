@@ -86,10 +86,27 @@ class Shape:
             (width * accumulator_dtype(layer.dtype).itemsize for layer, width in self._widths()), default=0
         )
 
+    @property
+    def prefix_bytes_per_token(self) -> int:
+        """Of all layers' pages together; states, whose size does not depend on length, aside."""
+        return sum(width * layer.dtype.itemsize for layer, width in self._widths())
+
+    @property
+    def expanded_bytes_per_token(self) -> int:
+        """What those pages would be if every layer's held keys and values."""
+        sizes = ((layer.dtype.itemsize, (layer.key_page, layer.value_page)) for layer in self.layers)
+        return sum(size * heads * width for size, pages in sizes for heads, width in pages)
+
+    @property
+    def state_bytes(self) -> int:
+        """Of all layers' states at the end of one node."""
+        puts = (e for e in self.events["capture"] if e.operation == "put" and e.role == "own")
+        return sum(e.num_bytes for e in puts if is_state(e.kind))
+
     def _widths(self) -> Iterator[tuple[LayerSpec, int]]:
-        """Numbers of a token in each layer's key page and value page."""
+        """Numbers of a token in each layer's two pages."""
         for layer in self.layers:
-            for heads, width in (layer.key_page, layer.value_page):
+            for heads, width in layer.stored_pages:
                 yield layer, heads * width
 
 

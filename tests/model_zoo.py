@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from latent_families import EXPERTS, LATENT
+from latent_families import LATENTS as _LATENTS
 from state_families import MOE
 from state_families import STATES as _STATES
 
@@ -124,24 +126,11 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v3": Family(
         model="DeepseekV3",
         dtype=torch.float32,
-        fields={
-            "num_key_value_heads": 4,
-            "moe_intermediate_size": 24,
-            "n_routed_experts": 4,
-            "n_group": 1,
-            "topk_group": 1,
-            "num_experts_per_tok": 2,
-            "first_k_dense_replace": 1,
-            "q_lora_rank": 16,
-            "kv_lora_rank": 12,
-            "qk_rope_head_dim": 4,
-            "qk_nope_head_dim": 8,
-            "v_head_dim": 10,
-            "num_mtp_layers": 0,
-        },
+        fields={**LATENT, **EXPERTS, "num_mtp_layers": 0},
     ),
 }
 
+LATENTS: dict[str, Family] = {name: Family(**fields) for name, fields in _LATENTS.items()}
 STATES: dict[str, Family] = {name: Family(**fields) for name, fields in _STATES.items()}
 
 LONGROPE = {
@@ -218,6 +207,18 @@ REFUSED: dict[str, Family] = {
             "moe_layers": [],
         },
     ),
+    "sparse": Family(
+        model="DeepseekV32",
+        dtype=torch.float32,
+        fields={
+            **LATENT,
+            **EXPERTS,
+            "num_local_experts": 4,
+            "index_topk": 6,
+            "index_n_heads": 2,
+            "index_head_dim": 8,
+        },
+    ),
     "zamba": Family(
         model="Zamba",
         dtype=torch.float32,
@@ -242,7 +243,7 @@ def _classes(family: Family) -> tuple[Any, Any]:
 
 def build(name: str, *, dtype: torch.dtype | None = None, seed: int = 0, **fields: Any) -> Any:
     """A tiny model of family `name` in `dtype` (its widest by default), in training mode."""
-    family = {**FAMILIES, **STATES, **REFUSED}[name]
+    family = {**FAMILIES, **LATENTS, **STATES, **REFUSED}[name]
     config_class, model_class = _classes(family)
     config = config_class(**{**COMMON, **family.fields, **fields})
     config._attn_implementation = "eager"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from latent_families import EXPERTS, LATENT
 
 MOE = {"num_experts_per_tok": 2, "output_router_logits": False}
 DELTA = {
@@ -39,6 +40,15 @@ STATES: dict[str, dict[str, Any]] = {
     ),
     "qwen3_5": _fp32("Qwen3_5", **DELTA),
     "olmo_hybrid": _fp32("OlmoHybrid", **{**DELTA, "linear_num_key_heads": 4}),
+    "kimi_linear": _fp32(
+        "KimiLinear",
+        **LATENT,
+        **EXPERTS,
+        num_experts=4,
+        layer_types=["linear_attention", "full_attention"],
+        linear_num_heads=4,
+        linear_head_dim=8,
+    ),
     "falcon_h1": _fp32("FalconH1", **{**SCAN, "head_dim": 8, "mamba_d_ssm": 32, "mamba_n_heads": 4}),
     "bamba": _fp32("Bamba", **SCAN, attn_layer_indices=[1], mamba_expand=2),
     "granite_hybrid": _fp32(

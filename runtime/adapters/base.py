@@ -14,6 +14,7 @@ from torch import nn
 from tiercache.errors import ConfigError
 from tiercache.runtime.attention import page_attention
 from tiercache.runtime.frame import Frame, LayerSpec
+from tiercache.runtime.latents import Latents
 
 
 @dataclass(slots=True)
@@ -23,10 +24,12 @@ class Router:
     Attributes:
         frame: the visit, or None between visits.
         specs: layers in the order of their first call.
+        latents: of the layers that are between their projection and their attention.
     """
 
     frame: Frame | None = None
     specs: dict[object, LayerSpec] = field(default_factory=dict)
+    latents: dict[object, Latents] = field(default_factory=dict)
 
     def attend(
         self,
@@ -47,13 +50,14 @@ class Router:
                 f"attention of {name} was called outside a visit",
                 remedy="call the model through BranchReplay, or switch its attention back",
             )
-        spec = self.specs.get(layer)
+        spec, latents = self.specs.get(layer), self.latents.pop(layer, None)
         if spec is None:
             key_page, value_page = (k.shape[1], k.shape[3]), (v.shape[1], v.shape[3])
-            spec = LayerSpec(len(self.specs), name, window, key_page, value_page, k.dtype)
+            widths = None if latents is None else latents.widths
+            spec = LayerSpec(len(self.specs), name, window, key_page, value_page, k.dtype, widths)
             self.specs[layer] = spec
         return page_attention(
-            q, k, v, frame=self.frame, layer=spec, scale=scale, softcap=softcap, sinks=sinks
+            q, k, v, frame=self.frame, layer=spec, scale=scale, softcap=softcap, sinks=sinks, latents=latents
         )
 
     @contextmanager
@@ -64,6 +68,7 @@ class Router:
             yield
         finally:
             self.frame = before
+            self.latents.clear()
 
 
 def without_peft(model: nn.Module) -> nn.Module:

@@ -7,7 +7,6 @@ state.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -20,13 +19,13 @@ from torch.utils.checkpoint import checkpoint
 
 from tiercache.errors import ConfigError
 from tiercache.runtime.adapters.base import Router
+from tiercache.runtime.adapters.code import takes_cache, written_forward
 from tiercache.runtime.adapters.selective_scan import scanning, scans_continued
 from tiercache.runtime.forwards import Forward, replaced_forwards
 from tiercache.runtime.frame import Frame
 from tiercache.runtime.states import LayerStates
 
 SHORTEST_NODE = 2  # tokens below a parent: layers take one token for a step of generation, without a graph
-_CACHE = "cache"
 _ASKS = {
     "get_conv_state",
     "get_recurrent_state",
@@ -38,17 +37,7 @@ _ASKS = {
 
 def state_layers(model: nn.Module) -> dict[str, nn.Module]:
     """Modules, by name, whose forward asks a cache for states."""
-    return {name: module for name, module in model.named_modules() if _asks_for_states(module)}
-
-
-def _asks_for_states(module: nn.Module) -> bool:
-    code = getattr(_written(module), "__code__", None)
-    return code is not None and bool(_ASKS & set(code.co_names)) and _CACHE in code.co_varnames
-
-
-def _written(module: nn.Module) -> Any:
-    """The function that a module's class defines as its forward, out of its decorators."""
-    return inspect.unwrap(type(module).forward)
+    return {name: module for name, module in model.named_modules() if takes_cache(module, _ASKS)}
 
 
 @contextmanager
@@ -58,7 +47,7 @@ def states_led(layers: dict[str, nn.Module], router: Router) -> Iterator[None]:
         (layer, partial(_run, layer.forward, router, index, name))
         for index, (name, layer) in enumerate(layers.items())
     ]
-    with replaced_forwards(forwards), scans_continued(_written(layer) for layer in layers.values()):
+    with replaced_forwards(forwards), scans_continued(written_forward(layer) for layer in layers.values()):
         yield
 
 
@@ -77,7 +66,7 @@ def _run(
         )
     frame = router.frame
     states = LayerStates(frame, index, name, len(frame.pieces))
-    kwargs |= {_CACHE: states, "attention_mask": None}  # nothing is padded
+    kwargs |= {"cache": states, "attention_mask": None}  # nothing is padded
     call = partial(_call, forward, states)
     if frame.keep_graph:  # a scan's graph has as many parts as the node has chunks: it is recomputed instead
         call = partial(checkpoint, call, use_reentrant=False)

@@ -14,6 +14,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from tiercache.errors import ConfigError, ModelRefusedError
 from tiercache.runtime.adapters.base import ModelAdapter, Router, without_peft
+from tiercache.runtime.adapters.latent import latent_layers, latents_led
 from tiercache.runtime.adapters.recurrent import SHORTEST_NODE, state_layers, states_led
 from tiercache.runtime.adapters.rotary import fixed_frequencies, moving_tables
 from tiercache.runtime.adapters.twin import LIMIT, build_twin, named_lengths
@@ -111,6 +112,7 @@ class TransformersAdapter(ModelAdapter):
         self._dummy_ids = torch.zeros(1, 1, dtype=torch.int64)
         self._limits: dict[str, int] = {}
         self._state_layers = state_layers(inner)
+        self._latent_layers = latent_layers(inner)
         self._configs = list(
             {id(c): c for m in inner.modules() if (c := getattr(m, "config", None)) is not None}.values()
         )
@@ -214,7 +216,11 @@ class TransformersAdapter(ModelAdapter):
             config._attn_implementation_internal = NAME  # noqa: SLF001
         _routers.update(dict.fromkeys(bound, self.router))
         try:
-            with fixed_frequencies(self._causal, longest_row), states_led(self._state_layers, self.router):
+            with (
+                fixed_frequencies(self._causal, longest_row),
+                states_led(self._state_layers, self.router),
+                latents_led(self._latent_layers, self.router),
+            ):
                 yield
         finally:
             for config, name in zip(self._configs, before, strict=True):

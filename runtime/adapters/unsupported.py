@@ -7,10 +7,11 @@ from typing import Any
 from torch import nn
 
 from tiercache.errors import ModelRefusedError
+from tiercache.runtime.adapters.code import takes_cache
 
 
 def refuse_unsupported(model: Any) -> None:
-    """Raises ModelRefusedError for cross attention, shared keys and values, and auxiliary losses of experts.
+    """Raises ModelRefusedError for cross attention, shared keys and values, sparse selection, auxiliary losses.
 
     Args:
         model: a Transformers model, not wrapped.
@@ -48,4 +49,9 @@ def _reason(module: nn.Module) -> str | None:
         return "cross attention"
     if getattr(module, "is_kv_shared_layer", False):
         return "shared KV, it reads the keys and values of an earlier layer"
+    if takes_cache(module, {"update_indexer"}):
+        return (
+            "sparse selection, it ranks the keys of the whole prefix against each other, which pages that come one "
+            "by one do not allow"
+        )
     return None
