@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import torch
@@ -44,16 +45,20 @@ class WeightsName:
         return self._named
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What the forward reads: all but adapters that are off."""
+        idle = {id(parameter) for parameter in _idle_adapters(self._model)}
         for name, tensor in self._model.state_dict(keep_vars=True).items():
-            if isinstance(tensor, torch.Tensor):
-                yield name, tensor.detach()
+            if isinstance(tensor, torch.Tensor) and id(tensor) not in idle:
+                yield name, tensor
 
     def _mark(self) -> bytes:
         """What shows that a tensor was written to or exchanged, in this process."""
         digest = hashlib.blake2b()
+        held = {id(tensor) for tensor in chain(self._model.parameters(), self._model.buffers())}
         for _, tensor in self._tensors():
-            digest.update(f"{tensor.data_ptr()} {tensor._version} ".encode())  # noqa: SLF001
-            digest.update(_sums(tensor))
+            if id(tensor) in held:  # quantised layers make further ones anew for each state_dict
+                digest.update(f"{tensor.data_ptr()} {tensor._version} ".encode())  # noqa: SLF001
+            digest.update(_sums(tensor.detach()))
         return digest.digest()
 
     def _name(self, weights: bytes) -> bytes:
@@ -75,7 +80,7 @@ class WeightsName:
         for name, tensor in self._tensors():
             digest.update(name.encode())
             try:
-                digest.update(_bits(tensor).cpu().numpy().data)
+                digest.update(_bits(tensor.detach()).cpu().numpy().data)
             except (RuntimeError, TypeError) as error:
                 raise ConfigError(
                     f"weights of {type(self._model).__name__}: {name} cannot be hashed",
@@ -83,6 +88,19 @@ class WeightsName:
                     remedy="name the weights with weights_id",
                 ) from error
         return digest.digest()
+
+
+def _idle_adapters(model: nn.Module) -> Iterator[nn.Parameter]:
+    """Parameters of PEFT's adapters that are switched off or not the active ones."""
+    for module in model.modules():
+        names = getattr(module, "adapter_layer_names", None)
+        if names is None:
+            continue
+        active = () if getattr(module, "disable_adapters", False) else getattr(module, "active_adapters", ())
+        for name in names:
+            for adapter, part in getattr(module, name, {}).items():
+                if adapter not in active:
+                    yield from part.parameters() if isinstance(part, nn.Module) else [part]
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,10 +12,12 @@ log-probabilities, and one backward drives their sum.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
 from trl import DPOTrainer, GRPOTrainer
 from trl.trainer.utils import use_adapter
 
@@ -53,7 +55,7 @@ class TreeTrainer:
 
     Attributes:
         replay: of the policy; `replay.report` says what its last step did.
-        reference: of a reference model of its own, else None.
+        reference: of the reference model, or of the policy without its adapters; None where the loss needs neither.
 
     Raises:
         ConfigError: names an option that is not supported.
@@ -63,6 +65,7 @@ class TreeTrainer:
     model: Any
     ref_model: Any
     accelerator: Any
+    beta: float
 
     def __init__(
         self,
@@ -84,27 +87,44 @@ class TreeTrainer:
             "temperature": float(getattr(self, "temperature", 1.0)),
             **(replay_options or {}),
         }
+        self.reference: Reference | None = None
         self._waiting: list[tuple[Any, MicroBatch]] = []
         causal = self._causal(self.model)
         self.replay = BranchReplay(causal, store, **self.tree_options)
-        self._reference_head = self._attach(causal, self.replay)
-        self.reference: Reference | None = None
+        self._reference_head = self._attach(causal, lambda: self._scorer())
+        self.reference = self._make_reference(causal, reference_prompts, reference_weights_id)
+
+    def _make_reference(self, policy: Any, max_prompts: int, weights_id: str | None) -> Reference | None:
+        """Of a model of its own, or of the policy without its adapters; None where the loss has no use for one."""
+        given = {**self.tree_options, "max_prompts": max_prompts, "weights_id": weights_id}
         if getattr(self, "ref_model", None) is not None:
             causal = self._causal(self.ref_model)
-            self.reference = Reference(
-                causal,
-                store,
-                max_prompts=reference_prompts,
-                weights_id=reference_weights_id,
-                **self.tree_options,
-            )
-            self._reference_head = self._attach(causal, self.reference)
-        elif reference_weights_id is not None:
+            reference = Reference(causal, self.tree_store, **given)
+            self._reference_head = self._attach(causal, lambda: reference)
+            return reference
+        if _tuner_layer(policy) is not None and self.beta != 0:
+            with self._as_reference():
+                return Reference(policy, self.tree_store, **given)
+        if weights_id is not None:
             raise ConfigError(
-                "reference_weights_id: has no effect without a reference model of its own",
-                got=reference_weights_id,
+                "reference_weights_id: has no effect without a reference model",
+                got=weights_id,
                 remedy="leave it out",
             )
+        return None
+
+    def _as_reference(self) -> Any:
+        """A context in which the policy is its own reference: without adapters, or with those it began with."""
+        unwrapped = self.accelerator.unwrap_model(self.model)
+        return use_adapter(unwrapped, "ref" if "ref" in unwrapped.peft_config else None)
+
+    def _scorer(self) -> Scorer:
+        """Of a call to the policy's model, which is the reference while its adapters are switched."""
+        if self.reference is not None and getattr(self, "ref_model", None) is None:
+            layer = _tuner_layer(self.reference.model)
+            if layer is not None and (layer.disable_adapters or "ref" in layer.active_adapters):
+                return self.reference
+        return self.replay
 
     @property
     def tree_statistics(self) -> tuple[str, ...]:
@@ -121,10 +141,8 @@ class TreeTrainer:
             )
         return without_peft(self.accelerator.unwrap_model(model))
 
-    def _attach(self, causal: Any, scorer: Scorer) -> TreeHead:
-        return TreeHead(
-            causal, lambda: scorer, statistics=self.tree_statistics, autocast=self.accelerator.autocast
-        )
+    def _attach(self, causal: Any, choose: Callable[[], Scorer]) -> TreeHead:
+        return TreeHead(causal, choose, statistics=self.tree_statistics, autocast=self.accelerator.autocast)
 
     @property
     def step_report(self) -> StepReport | None:
@@ -164,6 +182,11 @@ class TreeTrainer:
         """The reference's joint forward, for trainers whose loss scores it."""
         del batches
         return None
+
+
+def _tuner_layer(model: Any) -> BaseTunerLayer | None:
+    """One of the layers that PEFT put its adapters into; they are switched together."""
+    return next((module for module in model.modules() if isinstance(module, BaseTunerLayer)), None)
 
 
 class TierGRPOTrainer(TreeTrainer, GRPOTrainer):
@@ -209,10 +232,6 @@ class TierDPOTrainer(TreeTrainer, DPOTrainer):
         if self.precompute_ref_logps:
             return None
         model = self.ref_model or self.model
-        adapters: Any = nullcontext()
-        if self.ref_model is None:
-            unwrapped = self.accelerator.unwrap_model(self.model)
-            adapters = use_adapter(unwrapped, "ref" if "ref" in unwrapped.peft_config else None)
-        with torch.no_grad(), adapters:
+        with torch.no_grad(), self._as_reference() if self.ref_model is None else nullcontext():
             output = model(**joined(batches), fused_lm_head=True)
         return SliceModel(model, batches, output)
