@@ -13,12 +13,20 @@ from tiercache.codecs import create_codec
 from tiercache.runtime.adapters import create_adapter
 from tiercache.runtime.replay import BranchReplay
 from tiercache.runtime.rows import Row
+from tiercache.stats import Stats
 from tiercache.store import open_store
 
 _PROMPT_TOKENS = 128
 _TAIL_TOKENS = 24
 _BRANCHES = 4
-_STORE_BYTES = 4 << 30
+# The same cut whatever the budget, so that runs differ in nothing but the codec.
+_CUT = {
+    "min_shared_tokens": 1,
+    "max_node_tokens": _PROMPT_TOKENS,
+    "max_visit_tokens": _BRANCHES * _TAIL_TOKENS,
+}
+_STORE_BYTES = 1 << 30
+_DEVICE_SHARE = 3  # of the bytes that the pages take: the others go down to the codec and come back
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +40,7 @@ class CodecParity:
         logprob_error: of all scored tokens' log-probs.
         gradient_error: of the gradient over all parameters together.
         layers: the same for the parameters of each layer, and of each module outside the layers.
+        moved_bytes: of payloads that went below the device, as the codec made them.
     """
 
     codec: str
@@ -40,11 +49,14 @@ class CodecParity:
     logprob_error: float
     gradient_error: float
     layers: dict[str, float]
+    moved_bytes: int
 
     @property
     def passed(self) -> bool:
         """A lossless codec changes nothing; what a lossy one may cost is the user's to say."""
-        return not self.lossless or self.gradient_error == self.logprob_error == 0.0
+        return self.moved_bytes > 0 and (
+            not self.lossless or self.gradient_error == self.logprob_error == 0.0
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -67,8 +79,8 @@ def codec_parity(model: nn.Module, codec: str, *, tokens: torch.Tensor | None = 
     lossless = create_codec(codec).lossless
     copied = copy.deepcopy(model).eval()
     rows = _rows(create_adapter(copied).vocab_size, tokens)
-    exact_logps, exact = _run(copied, rows, "raw")
-    logps, gradient = _run(copied, rows, codec)
+    exact_logps, exact, stats = _run(copied, rows, "raw", _STORE_BYTES)
+    logps, gradient, stats = _run(copied, rows, codec, stats.bytes_peak["device"] // _DEVICE_SHARE)
     squares: dict[str, list[float]] = {}
     for name, want in exact.items():
         pair = squares.setdefault(layer_of(name), [0.0, 0.0])
@@ -83,6 +95,7 @@ def codec_parity(model: nn.Module, codec: str, *, tokens: torch.Tensor | None = 
         ),
         gradient_error=_relative(sum(p[0] for p in squares.values()), sum(p[1] for p in squares.values())),
         layers={name: _relative(*pair) for name, pair in squares.items()},
+        moved_bytes=stats.bytes_moved.get("device->host", 0),
     )
 
 
@@ -99,23 +112,27 @@ def _relative(difference: float, reference: float) -> float:
     return float((difference / reference) ** 0.5) if reference else 0.0
 
 
-def _run(model: nn.Module, rows: list[Row], codec: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Log-probs of the scored tokens in fp64, and each parameter's gradient."""
+def _run(
+    model: nn.Module, rows: list[Row], codec: str, device_bytes: int
+) -> tuple[torch.Tensor, dict[str, torch.Tensor], Stats]:
+    """Log-probs of the scored tokens in fp64, each parameter's gradient, and what the store did."""
     kept: dict[int, torch.Tensor] = {}
 
     def loss(logps: torch.Tensor, row: Row) -> torch.Tensor:
         kept[id(row)] = logps.detach()[row.scored.to(logps.device)].double().cpu()
         return -logps.sum()
 
-    with open_store(device=_STORE_BYTES, codec=codec) as store:
-        replay = BranchReplay(model, store, min_shared_tokens=1, max_node_tokens=_PROMPT_TOKENS)
+    with open_store(device=device_bytes, host=_STORE_BYTES, codec=codec) as store:
+        replay = BranchReplay(model, store, **_CUT)
         replay.backward(rows, loss)
+        store.flush()
+        stats = store.stats()
     gradient = {}
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             gradient[name] = parameter.grad
             parameter.grad = None
-    return torch.cat([kept[id(row)] for row in rows]), gradient
+    return torch.cat([kept[id(row)] for row in rows]), gradient, stats
 
 
 def _rows(vocab_size: int, tokens: torch.Tensor | None) -> list[Row]:

@@ -20,6 +20,7 @@ def test_lossless_codecs_change_nothing(model, codec):
     report = codec_parity(model, codec)
     assert report.passed
     assert report.gradient_error == report.logprob_error == 0.0
+    assert report.moved_bytes > 0
 
 
 def test_lossy_codecs_say_what_they_cost_layer_by_layer(model):

@@ -12,10 +12,10 @@ from tiercache.errors import CodecError, ConfigError
 
 
 class Clock:
-    """Tells time by what is decoded: each look at it moves it by the next of the given steps."""
+    """Tells time by what is coded: each look at it moves it by the next of the given steps."""
 
-    def __init__(self, decode_s):
-        self._steps = iter([step for s in decode_s for step in (0.0, s, 0.0, s)])
+    def __init__(self, coded_s):
+        self._steps = iter([step for s in coded_s for step in (0.0, s, s)])
         self._now = 0.0
 
     def __call__(self):
@@ -31,7 +31,7 @@ def chosen(read_gbps, decode_s, page=None):
     return codec.choices()[f"key/{page.dtype}"]
 
 
-# Seconds that raw, const, window, exponent and zstd take to decode a page of 150 kB.
+# Seconds that raw, const, window, exponent and zstd take to encode or decode a page of 150 kB.
 FAST = [1.5e-5, 2e-5, 1e-5, 3e-5, 1.5e-4]
 
 
@@ -54,17 +54,29 @@ def test_noise_is_stored_raw():
 
 
 def test_a_kind_has_its_own_codec_and_measures_again():
-    steps = [*FAST, 1e-6, 1e-4, 1e-4, 1e-4, 1e-3]
-    codec = create_codec("auto", read_gbps=3.0, clock=Clock(steps))
+    steps = [*FAST, *FAST, 1e-3, 1e-3, 1e-4, 1e-6, 1e-3]
+    codec = create_codec("auto", read_gbps=12.0, clock=Clock(steps))
     page = activations()
     for _ in range(256):
         encoded(codec, page, page_key())
-    assert codec.choices() == {"key/torch.bfloat16": "exponent"}
-    codec.observe(10**9, 1e-4)
-    for _ in range(400):
-        codec.observe(10**9, 1e-3)
+    assert codec.choices() == {"key/torch.bfloat16": "window"}
+    encoded(codec, page, page_key("value"))
+    assert set(codec.choices().values()) == {"window"}
     encoded(codec, page, page_key())
-    assert codec.choices() == {"key/torch.bfloat16": "raw"}
+    assert codec.choices() == {"key/torch.bfloat16": "exponent", "value/torch.bfloat16": "window"}
+
+
+def test_the_choice_follows_the_tiers_speed_without_another_measurement():
+    codec = create_codec("auto", read_gbps=1.0, clock=Clock([1e-6, *FAST[1:]]))
+    page = activations()
+    for speed, name in ((1.0, "exponent"), (200.0, "raw"), (12.0, "window")):
+        codec.tell_speed(speed)
+        assert encoded(codec, page, page_key())[0] == {"raw": 0, "window": 2, "exponent": 3}[name]
+        assert codec.choices() == {"key/torch.bfloat16": name}
+    for _ in range(400):
+        codec.observe(10**9, 1.0)
+    encoded(codec, page, page_key())
+    assert codec.choices() == {"key/torch.bfloat16": "exponent"}
 
 
 def test_small_pages_are_not_worth_a_measurement():

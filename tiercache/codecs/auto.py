@@ -34,6 +34,7 @@ class Choice:
     codec: str = "raw"
     pages: int = 0
     ratio: dict[str, float] = field(default_factory=dict)
+    encode_s_per_byte: dict[str, float] = field(default_factory=dict)
     decode_s_per_byte: dict[str, float] = field(default_factory=dict)
 
 
@@ -41,12 +42,13 @@ class AutoCodec(Codec):
     """Measures the lossless codecs on a kind's first page, then on every 256th, and uses the cheapest.
 
     Implementation notes. Pages stream: while one is decoded the next is read. So a page costs the longer of
-    reading its payload and decoding it, and a tenth of the shorter, the part that the streams fail to hide.
-    Raw has no decoding but a copy. The payload is one byte, the codec's number, and that codec's payload, so
-    a page can be decoded whatever `auto` has learned since.
+    reading its payload and decoding it, and a tenth of the shorter, the part that the streams fail to hide; and as
+    much for encoding beside writing, which is taken to be as fast as reading. Raw has no coding but a copy. The
+    cheapest is looked for at each page, as the tier's speed becomes known. The payload is one byte, the codec's
+    number, and that codec's payload, so a page can be decoded whatever `auto` has learned since.
 
     Args:
-        read_gbps: how fast the tier below gives bytes back, in 1e9 bytes a second. `observe` corrects it.
+        read_gbps: how fast the tier below gives bytes back, in 1e9 bytes a second, until that is told.
         tables: table store of the exponent codec.
         instructions, threads: passed on to the codecs.
         clock: seconds, for tests.
@@ -56,6 +58,7 @@ class AutoCodec(Codec):
     """
 
     name = "auto"
+    minds_speed = True
 
     def __init__(
         self,
@@ -66,8 +69,6 @@ class AutoCodec(Codec):
         threads: int = 1,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        if not read_gbps > 0 or not math.isfinite(read_gbps):
-            raise ConfigError("read_gbps", got=read_gbps, limit="> 0")
         native = {"instructions": instructions, "threads": threads}
         self._codecs: list[Codec] = [  # a payload's first byte is an index here: append only
             RawCodec(),
@@ -77,10 +78,17 @@ class AutoCodec(Codec):
             ZstdCodec(),
         ]
         self._number = {codec.name: number for number, codec in enumerate(self._codecs)}
-        self._read_s_per_byte = 1e-9 / read_gbps
         self._clock = clock
         self._lock = threading.Lock()
+        self.tell_speed(read_gbps)
         self._choices: dict[tuple[str, torch.dtype], Choice] = {}
+
+    def tell_speed(self, read_gbps: float) -> None:
+        """Takes a speed for the tier's from now on. Raises ConfigError unless it is positive."""
+        if not read_gbps > 0 or not math.isfinite(read_gbps):
+            raise ConfigError("read_gbps", got=read_gbps, limit="> 0")
+        with self._lock:
+            self._read_s_per_byte = 1e-9 / read_gbps
 
     def observe(self, num_bytes: int, seconds: float) -> None:
         """Tells how long the tier took to read `num_bytes`; a running mean over about 32 reads."""
@@ -125,31 +133,40 @@ class AutoCodec(Codec):
             choice = self._choices.setdefault((kind, tensor.dtype), Choice())
             due = choice.pages % _REMEASURE_PAGES == 0
             choice.pages += 1
-            if not due:
-                return choice.codec
-        self._measure(choice, tensor, out, key)
+        if due:
+            self._measure(choice, tensor, out, key)
         with self._lock:
+            if choice.ratio:  # else the first page of the kind is being measured
+                choice.codec = min(choice.ratio, key=lambda name: self._cost(choice, name))
             return choice.codec
 
     def _measure(self, choice: Choice, tensor: torch.Tensor, out: ByteArray, key: PageKey | None) -> None:
-        """Encodes and decodes the page with every candidate and settles which one is the cheapest."""
+        """Encodes and decodes the page with every candidate."""
         page = tensor.detach().contiguous()
         back = torch.empty_like(page)
         raw_bytes = contiguous_bytes(page).size
-        costs: dict[str, float] = {}
+        ratio, encode_s_per_byte, decode_s_per_byte = {}, {}, {}
         for codec in self._codecs:
-            used = codec.encode(page, out, key)
-            times = []
-            for _ in range(2):  # the first one warms the caches and faults the pages in
-                start = self._clock()
-                codec.decode(np.asarray(out[:used]), back)
-                times.append(self._clock() - start)
-            costs[codec.name] = self._cost(used, min(times))
-            choice.ratio[codec.name] = raw_bytes / used
-            choice.decode_s_per_byte[codec.name] = min(times) / raw_bytes
+            used = codec.encode(page, out, key)  # the first time it faults memory in, and trains tables
+            begin = self._clock()
+            codec.encode(page, out, key)
+            encoded = self._clock()
+            codec.decode(np.asarray(out[:used]), back)
+            decoded = self._clock()
+            ratio[codec.name] = raw_bytes / used
+            encode_s_per_byte[codec.name] = (encoded - begin) / raw_bytes
+            decode_s_per_byte[codec.name] = (decoded - encoded) / raw_bytes
         with self._lock:
-            choice.codec = min(costs, key=costs.__getitem__)
+            choice.ratio, choice.encode_s_per_byte = ratio, encode_s_per_byte
+            choice.decode_s_per_byte = decode_s_per_byte
 
-    def _cost(self, stored_bytes: int, decode_s: float) -> float:
-        read_s = stored_bytes * self._read_s_per_byte
-        return max(read_s, decode_s) + _OVERLAP_SHARE * min(read_s, decode_s)
+    def _cost(self, choice: Choice, name: str) -> float:
+        """Seconds a byte of the page, written and brought back."""
+        moved_s = self._read_s_per_byte / choice.ratio[name]
+        return _streamed(moved_s, choice.encode_s_per_byte[name]) + _streamed(
+            moved_s, choice.decode_s_per_byte[name]
+        )
+
+
+def _streamed(moved_s: float, coded_s: float) -> float:
+    return max(moved_s, coded_s) + _OVERLAP_SHARE * min(moved_s, coded_s)

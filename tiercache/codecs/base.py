@@ -25,6 +25,8 @@ class Codec(ABC):
 
     name: str
     lossless: bool = True
+    stable: bool = True  # encoding what it decoded gives those values again, so a page may be encoded twice
+    minds_speed: bool = False  # of the tier, which `tell_speed` and `observe` tell
 
     @abstractmethod
     def max_encoded_bytes(self, dtype: torch.dtype, shape: tuple[int, ...]) -> int:
@@ -37,6 +39,12 @@ class Codec(ABC):
         `key` tells what the page holds: codecs with tables share one per (layer, kind), lossy ones choose the
         axis of their scales by kind, refuse gradient pages, and key their random numbers by it.
         """
+
+    def tell_speed(self, read_gbps: float) -> None:  # noqa: B027 - most codecs do not mind
+        """Tells how fast the tier gives bytes back, in 1e9 bytes a second."""
+
+    def observe(self, num_bytes: int, seconds: float) -> None:  # noqa: B027 - likewise
+        """Tells how long the tier took to read so many bytes."""
 
     @abstractmethod
     def decode(self, payload: ByteArray, out: torch.Tensor) -> None:

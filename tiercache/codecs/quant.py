@@ -172,3 +172,4 @@ class Int4Codec(QuantCodec):
 
     name = "int4"
     format = 2
+    stable = False

@@ -55,6 +55,7 @@ class TableStore:
 
     def __init__(self, directory: str | Path | None = None) -> None:
         self._path = None if directory is None else Path(directory) / self.FILE
+        self._writable = True
         self._lock = threading.Lock()
         self._by_id: dict[bytes, ExponentTable] = {}
         self._versions: dict[Place, list[bytes]] = {}
@@ -63,7 +64,7 @@ class TableStore:
     @property
     def durable(self) -> bool:
         """Whether a page may name its table instead of carrying it."""
-        return self._path is not None
+        return self._path is not None and self._writable
 
     def current(self, place: Place) -> tuple[bytes, ExponentTable] | None:
         """Id and table of the newest version for (layer, kind); None before the first."""
@@ -107,6 +108,17 @@ class TableStore:
             versions.append(id_bytes)
         return id_bytes
 
+    def keep_in(self, directory: str | Path, *, writable: bool = True) -> None:
+        """Takes up the tables that are in a directory and, if it may be written to, keeps later ones there.
+
+        Raises:
+            CodecError: the file there holds a line that is no table.
+        """
+        with self._lock:
+            self._path = Path(directory) / self.FILE
+            self._writable = writable
+            self._load()
+
     def load(self) -> None:
         """Reads the file, if there is one, and adds what is new."""
         with self._lock:
@@ -122,7 +134,7 @@ class TableStore:
                     self._append(place, number, pack_table(self._by_id[id_bytes]))
 
     def _append(self, place: Place, version: int, packed: bytes) -> None:
-        if self._path is None:
+        if self._path is None or not self._writable:
             return
         layer, kind = place
         line = json.dumps(
