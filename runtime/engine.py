@@ -18,6 +18,7 @@ from tiercache.runtime.choosing import Chooser, Live
 from tiercache.runtime.head import ChunkedHead
 from tiercache.runtime.limits import Limits, choose_limits
 from tiercache.runtime.memory import release_free_memory
+from tiercache.runtime.needs import check_budgets
 from tiercache.runtime.options import ReplayOptions
 from tiercache.runtime.pages import StepPages
 from tiercache.runtime.params import ParameterSums
@@ -174,10 +175,16 @@ class Engine:
         return self._shape[1]
 
     def follow(self, step: Step, *passes: Pass) -> None:
-        """Makes the accesses of these walks, one after the other, the store's known future."""
+        """Makes the accesses of these walks, one after the other, the store's known future.
+
+        Raises:
+            TierFullError: the budgets are below what the walks need; the message names the minimum.
+        """
         shape = self.shape(step.sums)
         visits = [visit for name in passes for visit in self.visits(step, name)]
-        self.store.follow(plan_accesses(self.runner, step, visits, shape))
+        plan = plan_accesses(self.runner, step, visits, shape)
+        check_budgets(plan, self.store)
+        self.store.follow(plan)
 
     def walk(
         self,

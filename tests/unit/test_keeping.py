@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import dense
 import numpy as np
@@ -13,6 +14,7 @@ from plain_model import build_plain
 from trees import make_case, pad
 
 from tiercache import open_store
+from tiercache.errors import TierFullError
 from tiercache.runtime import BranchReplay, prefix_attention
 from tiercache.runtime.choosing import Costs, Room, choose_kept
 from tiercache.runtime.tree import Node, Tree
@@ -141,3 +143,38 @@ def test_scoring_without_gradients_leaves_nothing_for_a_pop():
         with store.record_accesses() as made:
             replay.logprobs(*pad(case.rows))
     assert {key.kind for _, key in made} == {"key", "value"}
+
+
+@pytest.mark.parametrize("kept", ["layer_inputs", "recompute", "attention"])
+@pytest.mark.parametrize("name", ["depth_3", "chain_of_5"])
+def test_a_budget_below_one_path_is_refused_at_once_and_the_named_minimum_is_enough(name, kept):
+    model, case = build_plain(prefix_attention), make_case(name)
+
+    def step(budget):
+        model.zero_grad(set_to_none=True)
+        with open_store(budget) as store:
+            replay = BranchReplay(model, store, check_model=False, prefix_activations=kept, **options)
+            try:
+                replay.backward(case.rows, dense.weighted_sum)
+            finally:
+                assert store.stats().pages == 0
+                puts.append(store.stats().puts)
+
+    puts, options = [], {**case.options, "max_node_tokens": 8, "max_visit_tokens": 8}
+    with pytest.raises(TierFullError, match=r"at least \d+") as caught:
+        step(3000)
+    least = int(re.search(r"at least (\d+)", str(caught.value))[1])
+    with pytest.raises(TierFullError, match=f"at least {least}"):
+        step(least - 1)
+    assert puts == [0, 0], "refused before anything ran"
+    step(least)
+    assert dense.relative_l2(dense.gradients(model), dense.weighted_gradients(model, case.rows)) < FP64
+
+
+def test_the_pages_of_one_layer_must_fit_the_device():
+    model, case = build_plain(prefix_attention), make_case("depth_3")
+    with open_store(1000, host="1MiB") as store:
+        replay = BranchReplay(model, store, check_model=False, **case.options)
+        with pytest.raises(TierFullError, match=r"device's budget.*at least"):
+            replay.backward(case.rows, dense.weighted_sum)
+        assert store.stats().puts == 0

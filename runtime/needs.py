@@ -1,0 +1,55 @@
+"""What a step needs of a store's budgets, told before anything runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tiercache.entry import PageKey
+from tiercache.errors import TierFullError
+from tiercache.plan import AccessPlan
+
+
+def least_bytes(plan: AccessPlan) -> tuple[int, int]:
+    """The least that all tiers together, and the device alone, must hold for a plan to be carried out.
+
+    Pages that may be dropped, and the tensors of whole graphs, whose sizes are known only once they are there, aren't
+    counted. On the device the two pages that an attention reads at once must fit.
+    """
+    live: dict[PageKey, int] = {}
+    total = most = most_read = last_read = 0
+    for access in plan.accesses:
+        if access.operation in ("put", "accumulate"):
+            if access.key not in live and access.recompute_s is None and access.key.kind != "saved_tensor":
+                live[access.key] = access.num_bytes
+                total += access.num_bytes
+                most = max(most, total)
+        elif access.operation != "read":
+            total -= live.pop(access.key, 0)
+        is_pair = access.operation == "read" and access.key.kind == "value"
+        most_read = max(most_read, access.num_bytes + (last_read if is_pair else 0))
+        last_read = access.num_bytes if access.operation == "read" else 0
+    return most, most_read
+
+
+def check_budgets(plan: AccessPlan, store: Any) -> None:
+    """Raises TierFullError, naming the minimum, where a plan cannot be carried out however pages are moved.
+
+    With a codec that makes pages smaller only the device's budget can be judged.
+    """
+    in_all, on_device = least_bytes(plan)
+    capacities = store.stats().bytes_capacity
+    total, device = sum(capacities.values()), store.config.device_bytes
+    if in_all > total and store.config.codec == "raw":
+        raise TierFullError(
+            "step: one path's pages, with the gradients and inputs that its nodes wait for, exceed the store",
+            got=f"budgets of {total} bytes ({', '.join(capacities)})",
+            limit=f"at least {in_all}",
+            remedy="raise a budget, add a tier, or leave less for pop (prefix_activations)",
+        )
+    if on_device > device:
+        raise TierFullError(
+            "step: the pages that one layer reads at once exceed the device's budget",
+            got=f"{device} bytes",
+            limit=f"at least {on_device}",
+            remedy="raise device, or cut nodes shorter (max_node_tokens)",
+        )
