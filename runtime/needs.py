@@ -25,7 +25,7 @@ def least_bytes(plan: AccessPlan) -> tuple[int, int]:
                 most = max(most, total)
         elif access.operation != "read":
             total -= live.pop(access.key, 0)
-        is_pair = access.operation == "read" and access.key.kind == "value"
+        is_pair = access.operation == "read" and access.key.kind in ("value", "rotary_key")
         most_read = max(most_read, access.num_bytes + (last_read if is_pair else 0))
         last_read = access.num_bytes if access.operation == "read" else 0
     return most, most_read
