@@ -49,6 +49,7 @@ REACH = {
     "read_ratio_256k": 0.80,
     "fallback_ratio_4m": 0.85,
     "crc_gbps": 8.0,
+    "lookup_us": 3.0,
 }
 
 
@@ -117,7 +118,9 @@ def fallback(folder: Path, total: int, pairs: int) -> tuple[float, float]:
 
 
 def small_records(folder: Path, count: int) -> dict[str, float]:
-    """Puts a second of 4 KiB records that outlive the process, index included; look-ups of 1,000 keys."""
+    """Puts a second of 4 KiB records that outlive the process, index included; look-ups of 1,000 keys, each in
+    microseconds, in one call as a store makes it and one by one.
+    """
     tier = DiskTier(folder, (count + 4096) * 8192 + (64 << 20), durability="process")
     page = aligned(4096, 1)
     metas = [meta_of(number, 4096, persistent=True) for number in range(count)]
@@ -132,9 +135,10 @@ def small_records(folder: Path, count: int) -> dict[str, float]:
         tier.flush()
         puts_per_s = count / (time.perf_counter() - started)
     digests = [metas[number * 7 % count].digest for number in range(1000)]
-    best = min(_timed(lambda: [tier.lookup(digest) for digest in digests]) for _ in range(20))
+    many = min(_timed(lambda: tier.lookup_many(digests)) for _ in range(20))
+    single = min(_timed(lambda: [tier.lookup(digest) for digest in digests]) for _ in range(20))
     tier.close()
-    return {"puts_per_s": puts_per_s, "lookup_us": best * 1e6 / 1000}
+    return {"puts_per_s": puts_per_s, "lookup_us": many * 1e3, "single_lookup_us": single * 1e3}
 
 
 def _timed(act: Any) -> float:
@@ -194,7 +198,8 @@ def main() -> None:
         fields["crc_gbps"] = crc_gbps()
         table = others(folder, 32 if arguments.quick else 128)
     for field, value in fields.items():
-        reach = f"   reach {REACH[field]}" if field in REACH else ""
+        word = "at most" if field == "lookup_us" else "reach"
+        reach = f"   {word} {REACH[field]}" if field in REACH else ""
         print(f"{field:20} {value:10.3f}{reach}")
     print(f"{'4 MiB values':20} {'write GB/s':>10} {'read GB/s':>10}")
     rows = {"tiercache": (details["4m"]["write"]["ours_gbps"], details["4m"]["read"]["ours_gbps"]), **table}

@@ -132,10 +132,63 @@ def test_wrong_use_has_names():
         tier.reserve(1)
 
 
-def test_options_of_the_mapping_are_hints():
-    arena = _core.Arena(8 << 20, huge_pages=True, numa_node=0, touch_threads=3, register_cuda=True)
+def mapping_of(arena: _core.Arena) -> dict[str, str]:
+    """What the kernel says of the arena's mapping."""
+    offset = arena.reserve(1)
+    address = arena.view(offset).ctypes.data - offset
+    arena.release(offset)
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    for line in lines:
+        begin, dash, end = line.split(" ")[0].partition("-")
+        if dash and int(begin, 16) <= address < int(end, 16):
+            break
+    fields = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        fields[name] = value.strip()
+        if name == "VmFlags":
+            return fields
+    raise AssertionError("no such mapping")
+
+
+def test_the_arena_stays_out_of_core_dumps():
+    assert "dd" in mapping_of(_core.Arena(8 << 20)).get("VmFlags", "").split()
+
+
+@pytest.mark.parametrize("huge_pages", [False, True])
+def test_huge_pages_are_asked_for_when_wanted(huge_pages):
+    flags = mapping_of(_core.Arena(8 << 20, huge_pages=huge_pages, touch_threads=0))["VmFlags"].split()
+    # The flag is there where the kernel has transparent huge pages at all.
+    assert ("hg" in flags) == (huge_pages and Path("/sys/kernel/mm/transparent_hugepage").is_dir())
+
+
+@pytest.mark.parametrize("threads", [0, 1, 3, 7])
+def test_several_threads_touch_every_page_of_it(threads):
+    size = (8 << 20) + 3 * PAGE
+    arena = _core.Arena(size, 5 * PAGE, touch_threads=threads)
+    resident = int(mapping_of(arena)["Rss"].split()[0]) << 10
+    assert resident >= (size + 5 * PAGE if threads else 0)
+    assert threads or resident < size // 2
+    assert np.all(arena.view(arena.reserve(size)) == 0)
+
+
+def test_memory_is_bound_to_a_node_that_there_is():
+    arena = _core.Arena(1 << 20, numa_node=0)
+    maps = Path("/proc/self/numa_maps")
+    has_nodes = Path("/sys/devices/system/node/node0").is_dir()
+    assert arena.numa_bound == has_nodes
+    if has_nodes and maps.exists():
+        offset = arena.reserve(1)
+        address = arena.view(offset).ctypes.data - offset
+        line = next(line for line in maps.read_text().splitlines() if int(line.split()[0], 16) == address)
+        assert line.split()[1] == "bind:0"
+    assert not _core.Arena(1 << 20, numa_node=1000).numa_bound
+    assert not _core.Arena(1 << 20).numa_bound
+
+
+def test_registration_is_a_hint_where_there_is_no_accelerator():
+    arena = _core.Arena(8 << 20, register_cuda=True)
     assert np.all(arena.view(arena.reserve(8 << 20)) == 0)
-    assert isinstance(arena.numa_bound, bool)
     assert isinstance(arena.cuda_registered, bool)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +14,7 @@ from tiercache.entry import PageKey
 ByteArray = npt.NDArray[np.uint8]
 
 
-@dataclass(frozen=True, slots=True)
-class PageMeta:
+class PageMeta(NamedTuple):  # and not a frozen dataclass: thousands are made by a look-up of many keys
     """What a record says of its payload, enough to decode it without any index.
 
     Attributes:
@@ -44,8 +42,7 @@ class PageMeta:
     persistent: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
     """Room in a tier. Made by `reserve`, ended by `free`; `handle` is the tier's own."""
 
     handle: Any
