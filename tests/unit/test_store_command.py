@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
+import lmdb
 import pytest
 from disk_pages import MIB, NAMESPACE, flip, key_of, only_segment, put, size_of
 from typer.testing import CliRunner
 
 from tiercache.cli.store_command import app
+from tiercache.errors import StoreLockedError
 from tiercache.tiers.disk import DiskTier
 from tiercache.tiers.disk_reader import DiskReader
 
@@ -61,6 +68,49 @@ def test_verify_finds_a_bad_record_and_says_so_by_its_exit_status(root):
     assert str(key_of(1)) in found["bad"][0]
     only_segment(root).unlink()
     assert len(said("verify", root, status=1)["bad"]) == 4
+
+
+def test_verify_finds_damaged_entries_of_the_index(root):
+    with lmdb.open(str(root / "index")) as env, env.begin(write=True) as txn:
+        key, value = next(iter(txn.cursor()))
+        txn.put(key, value[:-5])
+    found = said("verify", root, status=1)
+    assert (found["records"], found["bad"]) == (3, ["1 entries of the index are damaged: rebuild it"])
+    assert said("rebuild", root)["adopted"] == 4
+    assert said("verify", root)["bad"] == []
+
+
+WRITER = """
+import sys, time; from disk_pages import *
+tier = DiskTier(sys.argv[1], 16 * MIB, durability="process")
+for number in range(4, 7):
+    put(tier, number)
+tier.flush()
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def test_beside_a_writer_and_after_its_kill_9(root):
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(root)], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    assert writer.stdout.readline() == "ready\n"
+    assert (said("info", root)["records"], said("info", root)["writer_pid"]) == (7, writer.pid)
+    assert len(said("ls", root)) == said("verify", root)["records"] == 7
+    for command in ("gc", "rebuild"):
+        done = CliRunner().invoke(app, [command, str(root)])
+        assert done.exit_code == 1
+        assert isinstance(done.exception, StoreLockedError)
+        assert str(writer.pid) in str(done.exception)
+    writer.send_signal(signal.SIGKILL)
+    writer.communicate()
+    assert said("info", root)["writer_pid"] is None
+    assert len(said("ls", root)) == said("verify", root)["records"] == 7
+    assert said("rebuild", root)["adopted"] == 7
+    assert said("gc", root, "--all")["removed_records"] == 7
+    assert said("ls", root) == []
 
 
 def test_gc(root):

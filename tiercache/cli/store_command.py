@@ -164,6 +164,8 @@ def verify(directories: Directories, as_json: AsJson = False) -> None:
                     )
             except PageCorruptError as error:
                 bad.append(f"{entry.meta.key or entry.meta.digest.hex()}: {error}")
+    if reader.damaged_entries:
+        bad.append(f"{reader.damaged_entries} entries of the index are damaged: rebuild it")
     reader.close()
     _say(
         {"records": len(entries), "payload_bytes": num_bytes, "removed_meanwhile": gone, "bad": bad},

@@ -64,6 +64,7 @@ class DiskReader:
             raise PageCorruptError(f"disk tier: {path} holds other than plain files of this user's")
         self._index = DiskIndex(path, 0, sync=False, readonly=True) if has_index else None
         self._closed = False
+        self.damaged_entries = 0
 
     def lookup(self, digest: bytes) -> PageMeta | None:
         """What the index says of this key."""
@@ -91,7 +92,9 @@ class DiskReader:
         raise PageMissingError(f"disk tier: no record of {digest.hex()[:12]} in {self.root}")
 
     def entries(self) -> Iterator[RecordEntry]:
-        """All records of one snapshot of the index, oldest key order; entries that are no entries are left out."""
+        """All records of one snapshot of the index, in the order of their keys; entries that are none are left out,
+        and counted in `damaged_entries`.
+        """
         if self._closed:
             raise StoreClosedError("disk tier: reader used after close()")
         if self._index is None:
@@ -100,7 +103,7 @@ class DiskReader:
             try:
                 yield entry_of(value)
             except PageCorruptError:
-                continue
+                self.damaged_entries += 1
 
     def value(self, digest: bytes) -> bytes | None:
         """The index's entry of this key, as of now."""
