@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import shutil
 import statistics
@@ -23,7 +22,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from disk_contenders import (
     FIO_ENGINES,
     Ours,
@@ -35,6 +33,7 @@ from disk_contenders import (
     require_fio,
     safetensors_files,
 )
+from machine import describe_machine
 
 from tiercache import _core
 from tiercache.tiers.disk import DiskTier
@@ -207,12 +206,7 @@ def main() -> None:
         print(
             f"{label:20} " + ("not installed" if speeds is None else f"{speeds[0]:10.2f} {speeds[1]:10.2f}")
         )
-    machine = {
-        "cpus": os.cpu_count(),
-        "crc_path": _core.crc32c_path(),
-        "rung": details["4m"]["rung"],
-        "numpy": np.__version__,
-    }
+    machine = {**describe_machine(), "crc_path": _core.crc32c_path(), "rung": details["4m"]["rung"]}
     arguments.json.write_text(
         json.dumps({**fields, "details": details, "others": rows, "machine": machine}, indent=1)
     )
