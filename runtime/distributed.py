@@ -59,6 +59,13 @@ class DistributedReplay:
                 "DistributedReplay without a process group",
                 remedy="start with torchrun and call torch.distributed.init_process_group, or use BranchReplay",
             )
+        if options.get("auxiliary_loss"):
+            raise ConfigError(
+                "auxiliary_loss over ranks",
+                got=True,
+                limit="one process",
+                remedy="it needs every rank's tokens before any backward; leave it off",
+            )
         self.model = model.module if isinstance(model, DistributedDataParallel) else model
         self.group, self.rank = group, distributed.get_rank(group)
         self.num_ranks = distributed.get_world_size(group)

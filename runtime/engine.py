@@ -14,6 +14,7 @@ from torch import nn
 
 from tiercache.runtime.access import node_bytes, plan_accesses
 from tiercache.runtime.adapters.base import ModelAdapter
+from tiercache.runtime.balance import Balance, token_weights
 from tiercache.runtime.choosing import Chooser, Live
 from tiercache.runtime.head import ChunkedHead
 from tiercache.runtime.limits import Limits, choose_limits
@@ -53,6 +54,7 @@ class Engine:
             self.head,
             share_dropout=options.share_dropout,
             debug=options.debug,
+            balanced=options.auxiliary_loss,
         )
         self.chooser = Chooser(options, store, adapter.device)
         self.sums = ParameterSums(model, sum_in_fp32=options.sum_in_fp32)
@@ -117,6 +119,9 @@ class Engine:
         )
         with self.running(tree.longest_row, self.sums, self.autocast):
             shape = self.shape(self.sums)
+        if self.options.auxiliary_loss:
+            assert self.adapter.routers is not None, "refused at construction"
+            step.balance = Balance(self.adapter.routers.top_k, token_weights(tree, rows))
         step.keeping = self.chooser.choose(tree, shape, self.dtype, live, self.autocast)
         if live == "tree":
             step.order = self._order(tree, shape)

@@ -44,6 +44,8 @@ class ReplayOptions:
         share_dropout: the rows of a shared prefix may share their dropout masks.
         check_model: prove at construction that the model carries its prefix through the attention function.
         debug: compare recomputed pages with captured ones, bit for bit.
+        auxiliary_loss: the experts' load-balancing loss is part of the loss: `backward` adds it with the model's own
+            coefficient, after `logprobs` it is `BranchReplay.auxiliary_loss`. One more forward a branch in `backward`.
     """
 
     prefix_gradient: PrefixGradient = "exact"
@@ -59,6 +61,7 @@ class ReplayOptions:
     share_dropout: bool = False
     check_model: bool = True
     debug: bool = False
+    auxiliary_loss: bool = False
 
     def __post_init__(self) -> None:
         gradient = self.prefix_gradient
@@ -93,6 +96,14 @@ class ReplayOptions:
                 raise ConfigError(name, got=repr(value), limit="an integer of at least 1")
         if self.max_visit_tokens is not None and self.max_visit_bytes is not None:
             raise ConfigError("max_visit_tokens and max_visit_bytes", got="both", limit="one of them")
+
+        if self.auxiliary_loss and gradient != "exact":
+            raise ConfigError(
+                "auxiliary_loss with a prefix that is constant",
+                got=f"prefix_gradient={gradient!r}",
+                limit='"exact"',
+                remedy="every token's router takes part in it",
+            )
 
     @property
     def window(self) -> int | None:

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tiercache.entry import PageKey
 from tiercache.plan import Operation
+from tiercache.runtime.balance import Balance
 from tiercache.runtime.frame import LayerSpec
 from tiercache.runtime.kernels import accumulator_dtype
 from tiercache.runtime.options import KEPT_ACTIVATIONS, KeptActivations, PrefixActivations
@@ -227,6 +228,10 @@ def _count_flops(runner: Any, dtype: torch.dtype, sums: ParameterSums) -> float:
 def _probe(runner: Any, dtype: torch.dtype, sums: ParameterSums, kept: KeptActivations) -> Shape:
     tail_tokens = _TOKENS_OF_STATES if runner.adapter.shortest_node > 1 else _TOKENS
     step, store = _probe_step(dtype, sums, kept, tail_tokens), _Recorder()
+    if runner.balanced:
+        step.balance = Balance(
+            runner.adapter.routers.top_k, [torch.ones(len(node.tokens)) for node in step.tree.nodes]
+        )
     events: dict[VisitKind, tuple[Event, ...]] = {}
 
     def visit(kind: VisitKind, node: int, run: Callable[[], None]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from tiercache.errors import PageMissingError, StoreClosedError
-from tiercache.runtime.adapters import create_adapter
+from tiercache.errors import ConfigError, ModelRefusedError, PageMissingError, StoreClosedError
+from tiercache.runtime.adapters import ModelAdapter, create_adapter
 from tiercache.runtime.adapters.check import NODE_TOKENS, check_model
 from tiercache.runtime.choosing import Live
 from tiercache.runtime.engine import Engine
@@ -41,6 +41,8 @@ class BranchReplay:
 
     Attributes:
         report: of the last step, or None.
+        auxiliary_loss: of the last `logprobs`, a scalar whose backward is one with that of the log-probabilities; None
+            where the option of that name is off.
         statistics: [N, T] each, those that the last `logprobs` was asked for, by name.
     """
 
@@ -52,6 +54,8 @@ class BranchReplay:
         self.engine.sums.require_some()
         self.report: StepReport | None = None
         self.statistics: dict[str, torch.Tensor] = {}
+        self.auxiliary_loss: torch.Tensor | None = None
+        _check_auxiliary_loss(self.adapter, self.options)
         if self.options.check_model:
             check_model(self.adapter, _proof_scores, share_dropout=self.options.share_dropout)
 
@@ -81,7 +85,7 @@ class BranchReplay:
     ) -> tuple[list[nn.Parameter], list[torch.Tensor | None]]:
         """What `backward` would add: the trainable parameters and the gradient of each, None where there is none."""
         checked = check_rows(rows, self.adapter.vocab_size)
-        step = self.engine.make_step(checked)
+        step = self.engine.make_step(checked, live="tree" if self.options.auxiliary_loss else "path")
         step.sums.require_some()
         report = _new_report(step, checked)
         losses: list[float] = []
@@ -102,8 +106,11 @@ class BranchReplay:
         with report.timed("total"):
             try:
                 with self.engine.running(step.tree.longest_row, sums, step.autocast):
-                    self.engine.follow(step, "step")
-                    self.engine.walk(step, pages, "step", report, after_tails)
+                    if step.balance is None:
+                        self.engine.follow(step, "step")
+                        self.engine.walk(step, pages, "step", report, after_tails)
+                    else:
+                        self._walk_twice(step, pages, report, after_tails)
                 step.check_parameters()
                 gradients = sums.take()
             finally:
@@ -111,9 +118,29 @@ class BranchReplay:
                 step.captured.clear()
                 pages.drop_all()
                 self.store.follow(None)
+        if step.balance is not None:
+            losses.append(step.balance.gradient * float(step.balance.loss))
         report.loss, report.stall_s = sum(losses), self.store.stats().stall_s - stalled
         self.report = report
         return sums.parameters, gradients
+
+    def _walk_twice(
+        self,
+        step: Step,
+        pages: StepPages,
+        report: StepReport,
+        after_tails: Callable[[tuple[int, ...]], None],
+    ) -> None:
+        """A step whose loss no tail knows before every token was seen once."""
+        balance, routers = step.balance, self.adapter.routers
+        assert balance is not None
+        assert routers is not None
+        self.engine.follow(step, "scores", "gradients")
+        self.engine.walk(step, pages, "scores", report)
+        after_tails(tuple(node.index for node in step.tree.nodes if node.is_leaf))
+        step.check_parameters()
+        balance.gradient = routers.coefficient
+        self.engine.walk(step, pages, "gradients", report)
 
     def logprobs(
         self,
@@ -163,8 +190,30 @@ class BranchReplay:
         if not wants_gradient:
             run.end()
             return values
-        result: torch.Tensor = _LogProbs.apply(run, values, *step.sums.parameters)  # type: ignore[no-untyped-call]
+        auxiliary = values.new_zeros(()) if step.balance is None else step.balance.loss.to(values)
+        result: torch.Tensor
+        result, auxiliary = _LogProbs.apply(  # type: ignore[no-untyped-call]
+            run, values, auxiliary, *step.sums.parameters
+        )
+        self.auxiliary_loss = None if step.balance is None else auxiliary
         return result
+
+
+def _check_auxiliary_loss(adapter: ModelAdapter, options: ReplayOptions) -> None:
+    """Raises where the model's configuration and the option disagree, or the model has no such loss."""
+    if options.auxiliary_loss and adapter.routers is None:
+        raise ConfigError(
+            "auxiliary_loss",
+            got=True,
+            remedy=f"{adapter.described} computes no load-balancing loss of experts",
+        )
+    if adapter.wants_auxiliary_loss and options.check_model and not options.auxiliary_loss:
+        raise ModelRefusedError(
+            f"the experts of {adapter.described}: an auxiliary loss over all tokens of a batch",
+            got="output_router_logits=True",
+            limit="auxiliary_loss=True, or output_router_logits=False",
+            remedy="pass auxiliary_loss=True to include it, or set config.output_router_logits = False",
+        )
 
 
 def _proof_scores(model: nn.Module, input_ids: torch.Tensor, scored: torch.Tensor) -> torch.Tensor:
@@ -191,8 +240,8 @@ class _Run:
         if self._finalizer.detach():
             self.pages.drop_all()
 
-    def gradients(self, grad: torch.Tensor) -> list[torch.Tensor | None]:
-        """Gradients of the parameters for dL/dlogp [N, T]; ends the run."""
+    def gradients(self, grad: torch.Tensor, grad_auxiliary: torch.Tensor) -> list[torch.Tensor | None]:
+        """Gradients of the parameters for dL/dlogp [N, T] and that of the auxiliary loss; ends the run."""
         if not self._finalizer.alive:
             raise PageMissingError(
                 "backward of logprobs a second time: its pages are gone",
@@ -202,6 +251,8 @@ class _Run:
         stalled = self.replay.store.stats().stall_s
         try:
             self.step.check_parameters()
+            if self.step.balance is not None:
+                self.step.balance.gradient = float(grad_auxiliary)
             host = grad.detach().cpu()
             for n, row in enumerate(self.rows):
                 mine = host[n, torch.from_numpy(row.columns[row.scored])]
@@ -224,14 +275,18 @@ class _LogProbs(torch.autograd.Function):
     """Makes the parameters inputs of the log-probabilities: the engine sees one gradient for each of them."""
 
     @staticmethod
-    def forward(ctx: Any, run: _Run, values: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, run: _Run, values: torch.Tensor, auxiliary: torch.Tensor, *parameters: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         ctx.run = run
-        return values.clone() if not parameters else values
+        return values.clone() if not parameters else values, auxiliary
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return (None, None, *ctx.run.gradients(grad))
+    def backward(
+        ctx: Any, grad: torch.Tensor, grad_auxiliary: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
+        return (None, None, None, *ctx.run.gradients(grad, grad_auxiliary))
 
 
 class _Delivery(torch.autograd.Function):

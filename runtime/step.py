@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from tiercache.runtime.balance import Balance
 from tiercache.runtime.frame import Frame
 from tiercache.runtime.kernels import accumulator_dtype
 from tiercache.runtime.options import KeptActivations
@@ -79,6 +80,7 @@ class Step:
         max_visit_tokens: most tail tokens replayed together.
         sums: stand-ins that the visits' graphs lead to, and the sums of their gradients.
         versions: of the parameters when the step began.
+        balance: the experts' load-balancing loss, where it is wanted.
         captured: graphs of captured nodes that are not popped yet.
         random_states: of the first run of each visit's nodes, for models that draw random numbers.
     """
@@ -96,6 +98,7 @@ class Step:
     autocast: torch.dtype | None = None
     statistics: tuple[str, ...] = ()
     columns: dict[int, torch.Tensor] = field(default_factory=dict)
+    balance: Balance | None = None
     keeping: dict[int, Keeping] = field(default_factory=dict)
     order: VisitOrder | None = None
     captured: dict[int, CapturedGraph] = field(default_factory=dict)

@@ -27,6 +27,7 @@ class VisitRunner:
         head: its vocabulary projection.
         share_dropout: the model draws random numbers; every later run of a node repeats those of its first.
         debug: compare recomputed pages with captured ones.
+        balanced: the experts' load-balancing loss is wanted.
     """
 
     def __init__(
@@ -36,8 +37,10 @@ class VisitRunner:
         *,
         share_dropout: bool,
         debug: bool,
+        balanced: bool = False,
     ) -> None:
         self.adapter, self.head = adapter, head
+        self.balanced = balanced
         self.share_dropout, self.debug = share_dropout, debug
 
     def frame(self, step: Step, store: PageStore, nodes: tuple[int, ...], phase: str) -> Frame:
@@ -62,6 +65,7 @@ class VisitRunner:
             keep_attention=kept == "attention",
             debug=self.debug,
             keep_graph=kept == "all",
+            balance=step.balance,
         )
 
     def _hidden(self, step: Step, frame: Frame) -> torch.Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from tiercache.errors import ConfigError
+from tiercache.runtime.adapters.experts import Routers
 from tiercache.runtime.attention import page_attention
 from tiercache.runtime.frame import Frame, LayerSpec
 from tiercache.runtime.latents import Latents
@@ -100,6 +101,16 @@ class ModelAdapter(ABC):
     @abstractmethod
     def device(self) -> torch.device:
         """Where token ids go."""
+
+    @property
+    def routers(self) -> Routers | None:
+        """Of the experts whose load-balancing loss the model computes; None without one."""
+        return None
+
+    @property
+    def wants_auxiliary_loss(self) -> bool:
+        """Whether the model's configuration switches that loss on."""
+        return False
 
     @property
     @abstractmethod

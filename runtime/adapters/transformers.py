@@ -14,11 +14,13 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from tiercache.errors import ConfigError, ModelRefusedError
 from tiercache.runtime.adapters.base import ModelAdapter, Router, without_peft
+from tiercache.runtime.adapters.experts import Routers, find_routers
 from tiercache.runtime.adapters.latent import latent_layers, latents_led
 from tiercache.runtime.adapters.recurrent import SHORTEST_NODE, state_layers, states_led
 from tiercache.runtime.adapters.rotary import fixed_frequencies, moving_tables
 from tiercache.runtime.adapters.twin import LIMIT, build_twin, named_lengths
 from tiercache.runtime.adapters.unsupported import refuse_unsupported
+from tiercache.runtime.balance import routers_watched
 from tiercache.runtime.forwards import replaced_forwards
 
 NAME = "tiercache"
@@ -113,6 +115,7 @@ class TransformersAdapter(ModelAdapter):
         self._limits: dict[str, int] = {}
         self._state_layers = state_layers(inner)
         self._latent_layers = latent_layers(inner)
+        self._routers = find_routers(inner)
         self._configs = list(
             {id(c): c for m in inner.modules() if (c := getattr(m, "config", None)) is not None}.values()
         )
@@ -127,6 +130,16 @@ class TransformersAdapter(ModelAdapter):
         """Of the token embedding."""
         device: torch.device = self._causal.get_input_embeddings().weight.device
         return device
+
+    @property
+    def routers(self) -> Routers | None:
+        """Of its experts, where the class computes a load-balancing loss."""
+        return self._routers
+
+    @property
+    def wants_auxiliary_loss(self) -> bool:
+        """By `output_router_logits`."""
+        return bool(getattr(self._causal.config.get_text_config(), "output_router_logits", False))
 
     @property
     def shortest_node(self) -> int:
@@ -220,6 +233,7 @@ class TransformersAdapter(ModelAdapter):
                 fixed_frequencies(self._causal, longest_row),
                 states_led(self._state_layers, self.router),
                 latents_led(self._latent_layers, self.router),
+                routers_watched(self._routers, self.router),
             ):
                 yield
         finally:

@@ -11,7 +11,7 @@ from tiercache.runtime.adapters.code import takes_cache
 
 
 def refuse_unsupported(model: Any) -> None:
-    """Raises ModelRefusedError for cross attention, shared keys and values, sparse selection, auxiliary losses.
+    """Raises ModelRefusedError for cross attention, shared keys and values and sparse selection.
 
     Args:
         model: a Transformers model, not wrapped.
@@ -34,13 +34,6 @@ def refuse_unsupported(model: Any) -> None:
             f"the last {text.num_kv_shared_layers} layers of {type(model).__name__}: shared KV, they read the keys "
             "and values of earlier layers",
             remedy="use a model in which every layer has its own keys and values",
-        )
-    if getattr(text, "output_router_logits", False):
-        raise ModelRefusedError(
-            f"the experts of {type(model).__name__}: an auxiliary loss over all tokens of a batch",
-            got="output_router_logits=True",
-            limit="False",
-            remedy="set config.output_router_logits = False; auxiliary losses are not supported",
         )
 
 
