@@ -139,6 +139,12 @@ def count_golden_vectors(folder: Path | None) -> str:
             run_tier(oltp, Tier(capacity_bytes=c, policy=policy)).counts for c in golden.OLTP_CAPACITIES
         ]
         equal.append([round(100 * c.hits / len(oltp), 2) for c in counts] == percent)
+    multi = with_next_uses(read_trace(folder / "lirs" / "multi1.trace.gz"))
+    equal.append(run_tier(multi, Tier(capacity_bytes=500, policy="belady_bypass")).counts.hits == 9323)
+    for policy, tokens in golden.MOONCAKE.items():
+        blocks, sizes, late = golden.mooncake_blocks(folder, policy)
+        runs = [run_tier(blocks, Tier(capacity_bytes=c, policy=policy)).hits for c in golden.MOONCAKE_BLOCKS]
+        equal.append([int(sizes[hits & late].sum()) for hits in runs] == tokens)
     draws = with_next_uses(make_trace(golden.java_random(42, 50, 2000)))
     for policy, hits in (("belady_bypass", 905), ("belady", 871)):
         equal.append(run_tier(draws, Tier(capacity_bytes=8, policy=policy)).counts.hits == hits)

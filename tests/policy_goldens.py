@@ -1,5 +1,14 @@
 """Reference vectors that public libraries and papers state; bytes are libCacheSim's own too."""
 
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tiercache.policies.traces import Trace, with_next_uses
+from tiercache.policies.traces.text import read_mooncake
+
 MIB = 1 << 20
 CAPACITIES = [mib * MIB for mib in range(128, 1025, 128)]
 
@@ -64,6 +73,19 @@ MOONCAKE = {  # hit tokens in the last half of the prompts
     "lru": [3194814, 5935037, 18940960],
     "belady_bypass": [13516455, 23452732, 27038068],
 }
+
+
+def mooncake_blocks(folder: Path, policy: str) -> tuple[Trace, Any, Any]:
+    """The Mooncake conversation with blocks of one byte; the tokens of each, and which are in the last half of prompts.
+
+    LRU's vector is that of a server that holds a prompt's blocks while it is served.
+    """
+    trace = read_mooncake(folder / "mooncake_conversation.jsonl", pinned=policy == "lru")
+    tokens = trace.requests["size"].copy()
+    blocks = trace.requests.copy()
+    blocks["size"] = 1
+    prompt = np.cumsum(trace.requests["tag"]) - 1
+    return with_next_uses(dataclasses.replace(trace, requests=blocks)), tokens, prompt >= 12031 // 2
 
 
 def java_random(seed: int, bound: int, count: int) -> list[int]:

@@ -1,8 +1,5 @@
 """Exact counts of public traces, for every policy that has them."""
 
-import dataclasses
-
-import numpy as np
 import policy_goldens as golden
 import pytest
 
@@ -54,15 +51,7 @@ def test_lirs_multi1_with_bypass(trace_data):
 @pytest.mark.data
 @pytest.mark.parametrize("policy", golden.MOONCAKE)
 def test_mooncake(trace_data, policy):
-    from tiercache.policies.traces.text import read_mooncake
-
-    trace = read_mooncake(trace_data / "mooncake_conversation.jsonl", pinned=policy == "lru")
-    tokens = trace.requests["size"].copy()
-    blocks = trace.requests.copy()
-    blocks["size"] = 1
-    trace = with_next_uses(dataclasses.replace(trace, requests=blocks))
-    prompt = np.cumsum(trace.requests["tag"]) - 1
-    late = prompt >= 12031 // 2
+    trace, tokens, late = golden.mooncake_blocks(trace_data, policy)
     for capacity, wanted in zip(golden.MOONCAKE_BLOCKS, golden.MOONCAKE[policy], strict=True):
         hits = run_tier(trace, Tier(capacity_bytes=capacity, policy=policy)).hits
         assert tokens[hits & late].sum() == wanted
