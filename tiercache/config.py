@@ -170,11 +170,13 @@ class StoreConfig:
 
 
 def check_directory(directory: Path) -> None:
-    """Raises ConfigError unless pages can be written below `directory`, which may not exist yet."""
+    """Raises ConfigError unless pages can be written below `directory`, which may not exist yet, or a store that
+    can still be read lies there.
+    """
     existing = directory
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
     if not existing.is_dir():
         raise ConfigError("disk: not a directory", got=str(existing), remedy="give a directory")
-    if not os.access(existing, os.W_OK | os.X_OK):
+    if not os.access(existing, os.W_OK | os.X_OK) and not (directory / "STORE").exists():
         raise ConfigError("disk: not writable", got=str(existing), remedy="give a writable directory")

@@ -11,8 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from disk_pages import MIB, check_hit, key_of, put, run_python
 
+from tiercache import open_store
+from tiercache.entry import PageKey
 from tiercache.errors import StoreLockedError, TierFullError
 from tiercache.tiers.disk import DiskTier
 
@@ -330,12 +333,41 @@ def test_a_read_only_directory_is_a_read_only_store(tmp_path):
             tier.reserve(5)
         except TierFullError as error:
             assert "read-only" in str(error)
-        assert tier.used_bytes == tier.capacity_bytes == 0 and tier.stats()["drives"][0]["rung"] == "read-only"
+        assert tier.used_bytes == tier.capacity_bytes > 0 and tier.stats()["drives"][0]["rung"] == "read-only"
         tier.check_integrity(); tier.flush(); tier.close()
         print(len([line for line in lines if "read-only" in line]))
     """
     mounts = f"mount --bind {tmp_path} {tmp_path}; mount -o remount,ro,bind {tmp_path}"
     assert in_namespace(mounts, code, tmp_path) == "1\n"
+
+
+def test_a_store_over_a_read_only_directory_reads_what_was_kept(tmp_path):
+    page, key, other = torch.arange(5000), PageKey(bytes(32), 0, "key"), PageKey(bytes(32), 1, "key")
+    options = {"device": "1MiB", "disk": tmp_path, "disk_capacity": "16MiB", "durability": "process"}
+    with open_store(**options) as store:
+        store.put(key, page, persistent=True)
+    code = """
+        import sys, torch
+        from tiercache import open_store
+        from tiercache.entry import PageKey
+        key, other = PageKey(bytes(32), 0, "key"), PageKey(bytes(32), 1, "key")
+        with open_store(device="1MiB", disk=sys.argv[1], disk_capacity="16MiB", durability="process") as store:
+            assert not store.claim([other], torch.device("cpu"))
+            assert store.claim([key], torch.device("cpu"))
+            with store.read(key) as lease:
+                assert torch.equal(lease.tensor, torch.arange(5000))
+            store.put(other, torch.ones(3), persistent=True)  # stays in memory
+            store.flush()
+            store.check_integrity()
+            store.discard([key, other])
+            store.check_integrity()
+            print(sum(store.stats().bytes_used.values()))
+    """
+    mounts = f"mount --bind {tmp_path} {tmp_path}; mount -o remount,ro,bind {tmp_path}"
+    assert in_namespace(mounts, code, tmp_path) == "0\n"
+    with open_store(**options) as store:
+        assert store.claim([key], torch.device("cpu"))
+        assert not store.claim([other], torch.device("cpu"))
 
 
 def test_a_directory_that_refuses_is_an_error(tmp_path):

@@ -193,8 +193,8 @@ class DiskTier(Tier):
 
     @property
     def capacity_bytes(self) -> int:
-        """Budget of the segment files."""
-        return int(self._capacity_bytes)
+        """Budget of the segment files; of a read-only store, what is claimed of it."""
+        return self.used_bytes if self.read_only else int(self._capacity_bytes)
 
     @property
     def used_bytes(self) -> int:

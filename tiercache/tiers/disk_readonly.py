@@ -13,14 +13,17 @@ from tiercache.tiers.disk_reader import DiskReader
 
 
 class ReadOnlyCore:
-    """Reads persistent records of a store on a read-only file system; has room for nothing."""
+    """Reads persistent records of a store on a read-only file system; has room for nothing else.
 
-    capacity_bytes = 0
-    used_bytes = 0
+    Attributes:
+        used_bytes: payloads of the records that are claimed.
+    """
+
     spare_bytes = 0
 
     def __init__(self, directories: list[Path]) -> None:
         self._reader = DiskReader(directories)
+        self.used_bytes = 0
         self.next_sequence = self._reader.store.next_sequence
 
     def reserve(self, num_bytes: int) -> int:
@@ -43,6 +46,7 @@ class ReadOnlyCore:
         if value is None:
             return None
         meta = entry_of(value).meta
+        self.used_bytes += meta.stored_bytes
         key = None if meta.key is None else (meta.key.node, meta.key.layer, meta.key.kind, meta.key.graph)
         plain = (
             meta.digest,
@@ -60,11 +64,11 @@ class ReadOnlyCore:
         del meta  # the entry proves the record
         self._reader.core.read(slot, out)
 
-    def free(self, slot: bytes) -> None:
-        """Nothing was taken."""
-
     def let_go(self, slot: bytes) -> None:
-        """Nothing was taken."""
+        """Ends a claim."""
+        self.used_bytes -= entry_of(slot).meta.stored_bytes
+
+    free = let_go
 
     def remove(self, digest: bytes) -> bool:
         """Nothing can be removed."""
