@@ -10,13 +10,14 @@ step saves, and the rest goes to disk in DIR. SmolLM2 needs the wheel `llm-smoll
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,10 @@ def in_turns(names: Iterable[str], rounds: int) -> Iterator[str]:
         yield from order if turn % 2 == 0 else reversed(order)
 
 
-def run_model(model: str, folder: Path, *, rounds: int, steps: int, tiny: bool) -> Runs:
-    """All contenders of a model, in turns."""
+def run_model(
+    model: str, folder: Path, only: Collection[str], *, rounds: int, steps: int, tiny: bool
+) -> Runs:
+    """The contenders of a model, or only some of them, in turns."""
     results: Runs = defaultdict(list)
 
     def run(contender: str, **more: Any) -> dict[str, Any]:
@@ -50,11 +53,11 @@ def run_model(model: str, folder: Path, *, rounds: int, steps: int, tiny: bool) 
         return results[model, contender][-1]
 
     if model == TRL:
-        for contender in in_turns(TRL_CONTENDERS, rounds):
+        for contender in in_turns((name for name in TRL_CONTENDERS if name in only), rounds):
             run(contender)
         return results
     device_bytes = int(run("ours_all")["moved_bytes"] * RESIDENT_SHARE)
-    for contender in in_turns((name for name in CONTENDERS if name not in ONCE), rounds):
+    for contender in in_turns((name for name in CONTENDERS if name in only and name not in ONCE), rounds):
         run(contender, device_bytes=device_bytes)
     return results
 
@@ -87,9 +90,15 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, required=True, help="where the results go")
     parser.add_argument("--quick", action="store_true", help="one round of one step each")
     parser.add_argument("--tiny", action="store_true", help="toy sizes: tries the harness, no figures")
-    parser.add_argument("--models", nargs="+", choices=(*MODELS, TRL), default=[*MODELS, TRL])
+    parser.add_argument("--models", nargs="*", choices=(*MODELS, TRL), default=[*MODELS, TRL])
     parser.add_argument(
         "--folder", type=Path, help="directory on the drive to offload to (default: the system's)"
+    )
+    everyone = (*CONTENDERS, *TRL_CONTENDERS)
+    parser.add_argument("--only", nargs="+", choices=everyone, default=everyone, help="run these contenders")
+    parser.add_argument("--rounds", type=int, help="turns of each contender (default: 3, or 1 with --quick)")
+    parser.add_argument(
+        "--take", nargs="+", type=Path, default=[], help="results of this machine whose runs count here too"
     )
     parser.add_argument("--no-traps", action="store_true", help="leave traps_passed out")
     return parser.parse_args()
@@ -99,16 +108,23 @@ def main() -> None:
     """Runs all contenders, prints and writes the fields."""
     arguments = parse_arguments()
     output = Results("offload", arguments)
-    rounds, steps = (1, 1) if arguments.quick or arguments.tiny else (3, 3)
-    results: Runs = {}
+    once = arguments.quick or arguments.tiny
+    rounds, steps = arguments.rounds or (1 if once else 3), 1 if once else 3
+    results: Runs = defaultdict(list)
+    for path in arguments.take:
+        for key, runs in json.loads(path.read_text())["runs"].items():
+            results[tuple(key.split(" "))] += runs
     with tempfile.TemporaryDirectory(prefix="tiercache-bench-", dir=arguments.folder) as scratch:
         folder = Path(scratch)
-        if arguments.models != ["gpt"]:
+        if set(arguments.models) - {"gpt"}:
             prepare(folder, tiny=arguments.tiny)
         for model in arguments.models:
-            results |= run_model(model, folder, rounds=rounds, steps=steps, tiny=arguments.tiny)
+            given = {"rounds": rounds, "steps": steps, "tiny": arguments.tiny}
+            for key, runs in run_model(model, folder, arguments.only, **given).items():
+                results[key] += runs
         traps = None if arguments.no_traps else count_traps(folder)
-    fields = compute_fields(results, arguments.models, traps)
+    models = [model for model in (*MODELS, TRL) if any(key[0] == model for key in results)]
+    fields = compute_fields(results, models, traps)
     output.finish(fields, {" ".join(key): value for key, value in results.items()}, GOALS)
 
 

@@ -51,6 +51,7 @@ def results_of(bench: Any) -> dict[tuple[str, str], list[dict[str, Any]]]:
         more = {
             "moved_bytes": 60 * MIB if contender.startswith("ours") else 3 * 100 * MIB,
             "stored_bytes": 50 * MIB,
+            "resident_peak_bytes": 80 * MIB,
             "overshoot_bytes": -5,
             "stats": {"bytes_capacity": {"device": 18 * MIB}},
         }
@@ -70,6 +71,7 @@ def test_every_field_comes_from_the_runs(bench: Any) -> None:
     assert found["rss_ratio_disk"] == pytest.approx(0.4)
     assert found["time_ratio_disk"] == pytest.approx(1.2)
     assert found["bytes_moved_over_naive"] == pytest.approx(0.6)
+    assert found["share_moved_disk_gpt"] == pytest.approx(60 / 80)
     assert found["budget_overshoot"] == 0
     assert found["gradients_equal"] is True
     assert missed(bench, found) == []
