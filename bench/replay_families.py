@@ -110,15 +110,14 @@ def _prepare(folder: Path, name: str, *, tiny: bool) -> dict[str, int]:
     text = "\n\n".join(topics[key] for key in sorted(topics))
     torch.save(torch.tensor(list(text.encode()), dtype=torch.int64), folder / "tokens.pt")
     with open_store(device="64MiB") as store:
-        replay = BranchReplay(model, store, check_model=False)
-        replay.engine.limits(FAMILY_SHAPE.prompt)
-        shape = replay.engine.shape(replay.engine.sums)
+        sizes = BranchReplay(model, store, check_model=False).engine.page_sizes()
     layers = fields["num_hidden_layers"]
+    attending = fields.get("layer_types", ["full_attention"] * layers).count("full_attention")
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
-        "page_bytes_per_token": shape.prefix_bytes_per_token,
-        "full_attention_bytes_per_token": shape.expanded_bytes_per_token // len(shape.layers) * layers,
-        "state_bytes": shape.state_bytes,
+        "page_bytes_per_token": sizes["prefix_bytes_per_token"],
+        "full_attention_bytes_per_token": sizes["expanded_bytes_per_token"] // attending * layers,
+        "state_bytes": sizes["state_bytes"],
     }
 
 

@@ -85,6 +85,17 @@ class Engine:
         on_host = self.adapter.device.type == "cpu"
         return choose_limits(self.options, shape, self.store.config.device_bytes, on_host=on_host)
 
+    def page_sizes(self) -> dict[str, int]:
+        """Bytes of a prefix token's pages, of those pages if they held keys and values, and of a node's states."""
+        self.refresh()
+        with self.running(1, self.sums, self.autocast):
+            shape = self.shape(self.sums)
+        return {
+            "prefix_bytes_per_token": shape.prefix_bytes_per_token,
+            "expanded_bytes_per_token": shape.expanded_bytes_per_token,
+            "state_bytes": shape.state_bytes,
+        }
+
     def make_tree(self, rows: Sequence[TokenRow]) -> Tree:
         """The tree of a batch, cut as the options and limits say."""
         limits = self.limits(max(len(row.tokens) for row in rows))

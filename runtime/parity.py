@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -65,9 +65,16 @@ class Rung:
 
 @dataclass(frozen=True, slots=True)
 class ParityReport:
-    """The rungs, from the most precise to the model's own."""
+    """The rungs, from the most precise to the model's own.
+
+    Attributes:
+        rungs: in that order.
+        pages: bytes of the model's pages: of a prefix token in all layers, the same if every layer's pages held keys
+            and values, and of the states at a node's end.
+    """
 
     rungs: tuple[Rung, ...]
+    pages: dict[str, int] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -76,7 +83,11 @@ class ParityReport:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {"passed": self.passed, "rungs": [{**asdict(r), "passed": r.passed} for r in self.rungs]}
+        return {
+            "passed": self.passed,
+            "pages": self.pages,
+            "rungs": [{**asdict(r), "passed": r.passed} for r in self.rungs],
+        }
 
 
 def verify(
@@ -97,7 +108,8 @@ def verify(
     adapter = create_adapter(model)
     own = next(p.dtype for p in model.parameters() if p.is_floating_point())
     with open_store(device=_STORE_BYTES) as store:
-        BranchReplay(model, store)  # proves the model, or refuses it
+        replay = BranchReplay(model, store)  # proves the model, or refuses it
+        pages = replay.engine.page_sizes()
     source, subject = _subject(model, adapter, whole_model)
     rows = _rows(create_adapter(source).vocab_size, tokens)
     reference: _Result | None = None
@@ -114,7 +126,7 @@ def verify(
         reference = reference or dense
         ours = _ours(copied, rows)
         rungs.append(_rung(name, subject, reference, dense, ours, time.perf_counter() - begin))
-    return ParityReport(tuple(rungs))
+    return ParityReport(tuple(rungs), pages)
 
 
 @dataclass(slots=True)

@@ -72,10 +72,13 @@ def _scan(
     out = scan(inputs, dt, A, B, C, *args, z=None, return_last_state=False, **options)
     delta = dt if delta_bias is None else dt + delta_bias.to(dt.dtype)[..., None]
     delta = functional.softplus(delta) if delta_softplus else delta
+    delta = delta.to(torch.promote_types(delta.dtype, A.dtype))  # time passed adds up over the whole node
     passed = delta.cumsum(-1)
     if state is not None:
         decay = torch.exp(A[None, :, None, :] * passed[..., None])  # [B, I, T, N]
-        out = out + torch.einsum("bitn,bin,bnt->bit", decay, state.to(A.dtype), C.to(A.dtype)).to(out.dtype)
+        out = out + torch.einsum("bitn,bin,bnt->bit", decay, state.to(decay.dtype), C.to(decay.dtype)).to(
+            out.dtype
+        )
     out = out if z is None else out * functional.silu(z)
     return (out, _end_state(inputs * delta, passed, A, B, state)) if return_last_state else out
 
@@ -86,5 +89,5 @@ def _end_state(
     """[B, I, N] of steps and passed time [B, I, T]. The fast kernel gives a last state without a gradient."""
     left = passed[..., -1:] - passed
     decay = torch.exp(A[None, :, None, :] * left[..., None])
-    end = torch.einsum("bitn,bit,bnt->bin", decay, steps.to(A.dtype), B.to(A.dtype))
+    end = torch.einsum("bitn,bit,bnt->bin", decay, steps.to(decay.dtype), B.to(decay.dtype))
     return end if state is None else end + torch.exp(A * passed[..., -1:]) * state

@@ -63,6 +63,36 @@ def test_what_capture_leaves(name, activations):
     assert _error(name, "chain_of_2", prefix_activations=activations) < _limit(name)
 
 
+def _plain_delta_rule(query, key, value, g, beta, initial_state=None, output_final_state=False, **_):
+    """The gated delta rule token by token, in the dtype of its inputs: no chunks, no triangular solve, no fp32."""
+    groups = value.shape[2] // key.shape[2]
+    query, key = (_normalised(x.repeat_interleave(groups, 2)) for x in (query, key))
+    state = value.new_zeros(*value.shape[:1], *value.shape[2:3], key.shape[-1], value.shape[-1])
+    state = state if initial_state is None else initial_state
+    outputs = []
+    for t in range(value.shape[1]):
+        state = state * g[:, t, :, None, None].exp()
+        read = torch.einsum("bhkv,bhk->bhv", state, key[:, t])
+        change = (value[:, t] - read) * beta[:, t, :, None]
+        state = state + key[:, t, :, :, None] * change[:, :, None]
+        outputs.append(torch.einsum("bhkv,bhk->bhv", state, query[:, t]) * key.shape[-1] ** -0.5)
+    return torch.stack(outputs, 1), state if output_final_state else None
+
+
+def _normalised(x):
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+
+
+def test_what_delta_rule_models_miss_in_fp32_is_rounding(monkeypatch):
+    """With the same rule written out in fp64 the distance falls to that of models whose norms alone are fp32."""
+    from transformers.models.qwen3_5 import modeling_qwen3_5
+
+    model, case = model_zoo.build("qwen3_5", dtype=torch.float64), trees.make_case("chain_of_5")
+    monkeypatch.setattr(modeling_qwen3_5, "torch_chunk_gated_delta_rule", _plain_delta_rule)
+    want = dense.weighted_gradients(model, case.rows)
+    assert dense.relative_l2(replay_gradients(model, case), want) < 5e-7
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_construction_proves_them(name):
     with open_store(device="16MiB") as store:

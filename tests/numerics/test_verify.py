@@ -46,6 +46,16 @@ def test_experts_that_have_no_fp64_start_the_ladder_at_fp32():
     assert report.passed
 
 
+@pytest.mark.parametrize("name", ["lfm2", "falcon_h1", "qwen3_5", "youtu"])
+def test_ladder_of_models_with_states_or_latents(name):
+    report = verify(model_zoo.build(name))
+    assert report.passed, report.as_dict()
+    assert not any(rung.missing for rung in report.rungs)
+    pages = report.pages
+    assert (pages["prefix_bytes_per_token"] < pages["expanded_bytes_per_token"]) is (name == "youtu")
+    assert (pages["state_bytes"] > 0) is (name != "youtu")
+
+
 def test_a_wrong_gradient_fails_its_rung(monkeypatch):
     """Attention that is right forward, so that the proof passes, and loses a thousandth of what flows back."""
     attend = Router.attend
@@ -78,6 +88,7 @@ def test_command_prints_the_ladder_and_writes_json(saved, tmp_path, capsys):
     assert "float64" in printed
     assert "pass" in printed
     assert "No tokenizer" in printed
+    assert "states 0." in printed
     assert json.loads((tmp_path / "out.json").read_text())["passed"] is True
 
 

@@ -58,6 +58,11 @@ def verify(
     report = runtime.verify(loaded, tokens=tokens, whole_model=False if twin else None)
     console = Console(highlight=False)
     console.print(_ladder(report))
+    sizes = report.pages
+    console.print(
+        f"A prefix token's pages are {sizes['prefix_bytes_per_token']:,} bytes in all layers "
+        f"({sizes['expanded_bytes_per_token']:,} as keys and values); a node's states {sizes['state_bytes']:,}."
+    )
     if tokens is None:
         console.print(
             "No tokenizer was found: the rows are random tokens, on which rounding is at its largest."
