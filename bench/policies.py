@@ -157,7 +157,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
-    rounds = 1 if options.quick else 3
+    rounds = 1 if options.quick else 2
     count = 1_000_000 if options.quick else 10_000_000
     named = os.environ.get("TIERCACHE_TEST_DATA")
     folder = Path(named) if named else ROOT.parent / "shared" / "data"

@@ -94,7 +94,7 @@ def _signature(name: str) -> str:
 def _digest(path: str) -> str:
     folder = Path(__file__).parent
     sources = [
-        *(folder / f"{name}.py" for name in ("base", "books", "compiler", "defaults", "kernel")),
+        *(folder / f"{name}.py" for name in ("base", "books", "compiler", "defaults", "kernel", "prefetch")),
         *sorted((folder / "structures").glob("*.py")),
         Path(path),
     ]

@@ -24,10 +24,12 @@ from tiercache.policies.defaults import (
     on_resize,
     victim,
 )
+from tiercache.policies.prefetch import prefetch
 
 ADVANCE_LIMIT = 1 << 20  # single steps of a jump in time
 BAD_VICTIM, NO_VICTIM, NOT_RESIDENT, BAD_RELEASE = range(1, 5)
 SELECT, TOGETHER, EACH = range(3)
+FAR, NEAR = 16, 8  # requests ahead of the one that is done: a load from main memory takes about as long
 
 
 def leave(R: Any, M: Any, F: Any, E: Any, k: int, to_tier: int) -> None:
@@ -249,6 +251,11 @@ def step(R: Any, M: Any, F: Any, T: Any, E: Any, op: int, k: int, x: int, y: flo
     if op != b.RUN:
         return manage(R, M, F, E, op, k, x, y)
     for i in range(k, x):
+        if i + FAR < x:  # records of coming requests, then the neighbours that their links name
+            prefetch(R, np.int64(T[i + FAR].id))
+            soon: Any = np.int64(T[i + NEAR].id)
+            prefetch(R, np.int64(R[soon].prev))
+            prefetch(R, np.int64(R[soon].next))
         q = T[i]
         who: Any = np.int64(q.id)  # 64 bits here as everywhere: another width would compile every part twice
         if M[b.FLAGS] & b.EMIT and len(E) - M[b.EVENTS] < M[b.COUNT] + 3:

@@ -174,7 +174,7 @@ def _check_sizes(trace: Trace, tier: Tier) -> None:
             f"{trace.source}: record {large[0]} is larger than tier {tier.name}",
             got=f"{trace.requests['size'][large[0]]} bytes",
             limit=f"{tier.capacity_bytes} bytes",
-            remedy='play it with oversize="refuse" to count such pages as missed',
+            remedy='play it with oversize="refuse" (--oversize refuse) to count such pages as missed',
         )
 
 
