@@ -22,6 +22,7 @@ from tiercache.runtime.kernels import accumulator_dtype
 from tiercache.runtime.limits import visit_room
 from tiercache.runtime.options import KEPT_ACTIVATIONS, KeptActivations, ReplayOptions
 from tiercache.runtime.probe import Shape
+from tiercache.runtime.speed import attention_kernels
 from tiercache.runtime.step import Keeping
 from tiercache.runtime.tree import Tree
 
@@ -143,7 +144,7 @@ class Chooser:
         if told != "auto":
             return dict.fromkeys(inner, Keeping(told))
         if self._profile is None:
-            self._profile = measure_quickly(self._device, dtype)
+            self._profile = measure_quickly(self._device, dtype, attention_kernels())
         stats = self._store.stats()
         free = {name: size - stats.bytes_used[name] for name, size in stats.bytes_capacity.items()}
         allowed = [kept for kept in KEPT_ACTIVATIONS if kept != "all" or autocast is None]

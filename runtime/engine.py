@@ -190,8 +190,8 @@ class Engine:
             release_free_memory(self.adapter.device)
         return self._shape[1]
 
-    def follow(self, step: Step, *passes: Pass) -> None:
-        """Makes the accesses of these walks, one after the other, the store's known future.
+    def follow(self, step: Step, *passes: Pass, report: StepReport | None = None) -> None:
+        """Makes the accesses of these walks, one after the other, the store's known future, and the report's.
 
         Raises:
             TierFullError: the budgets are below what the walks need; the message names the minimum.
@@ -200,6 +200,8 @@ class Engine:
         visits = [visit for name in passes for visit in self.visits(step, name)]
         plan = plan_accesses(self.runner, step, visits, shape)
         check_budgets(plan, self.store)
+        if report is not None:
+            report.follow(plan)
         self.store.follow(plan)
 
     def walk(
@@ -212,7 +214,8 @@ class Engine:
     ) -> None:
         """Carries out one walk; `after_tails` is called between leaves' forward and backward."""
         for visit in self.visits(step, passes):
-            with report.timed(visit.kind):
+            nodes = ", ".join(str(node) for node in visit.nodes)
+            with report.timed(visit.kind), self.store.span(f"{visit.kind} {nodes}"):
                 self._visit(step, pages, visit, after_tails)
                 release_free_memory(self.adapter.device)
             report.gradient_sum_bytes = max(report.gradient_sum_bytes, step.sums.num_bytes)

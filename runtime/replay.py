@@ -23,6 +23,7 @@ from tiercache.runtime.options import ReplayOptions
 from tiercache.runtime.pages import StepPages
 from tiercache.runtime.report import StepReport
 from tiercache.runtime.rows import Row, TokenRow, check_batch, check_rows
+from tiercache.runtime.schedule import Pass
 from tiercache.runtime.step import Step, place_values
 from tiercache.store import open_store
 
@@ -102,12 +103,11 @@ class BranchReplay:
 
         pages = StepPages(self.store, step.graph)
         sums = step.sums
-        stalled = self.store.stats().stall_s
-        with report.timed("total"):
+        with report.timed("total"), report.watching(self.store):
             try:
                 with self.engine.running(step.tree.longest_row, sums, step.autocast):
                     if step.balance is None:
-                        self.engine.follow(step, "step")
+                        self.engine.follow(step, "step", report=report)
                         self.engine.walk(step, pages, "step", report, after_tails)
                     else:
                         self._walk_twice(step, pages, report, after_tails)
@@ -120,7 +120,7 @@ class BranchReplay:
                 self.store.follow(None)
         if step.balance is not None:
             losses.append(step.balance.gradient * float(step.balance.loss))
-        report.loss, report.stall_s = sum(losses), self.store.stats().stall_s - stalled
+        report.loss = sum(losses)
         self.report = report
         return sums.parameters, gradients
 
@@ -179,8 +179,10 @@ class BranchReplay:
             with (
                 self.engine.running(step.tree.longest_row, step.sums, step.autocast),
                 run.report.timed("total"),
+                run.report.watching(self.store),
             ):
-                self.engine.follow(step, *(("scores", "gradients") if wants_gradient else ("scores",)))
+                passes: tuple[Pass, ...] = ("scores", "gradients") if wants_gradient else ("scores",)
+                self.engine.follow(step, *passes, report=run.report)
                 self.engine.walk(step, run.pages, "scores", run.report)
         except BaseException:
             run.end()
@@ -248,7 +250,6 @@ class _Run:
                 remedy="call logprobs again; retain_graph cannot keep them",
             )
         engine, sums = self.replay.engine, self.step.sums
-        stalled = self.replay.store.stats().stall_s
         try:
             self.step.check_parameters()
             if self.step.balance is not None:
@@ -259,7 +260,7 @@ class _Run:
                 if len(mine):
                     self.step.terms.scatter_add(self.step.gradients, n, mine.to(self.step.gradients[0].dtype))
             running = engine.running(self.step.tree.longest_row, sums, self.step.autocast)
-            with self.report.timed("total"), running:
+            with self.report.timed("total"), self.report.watching(self.replay.store), running:
                 engine.follow(self.step, "gradients")
                 engine.walk(self.step, self.pages, "gradients", self.report)
             return sums.take()
@@ -267,7 +268,6 @@ class _Run:
             sums.clear()
             self.end()
             self.replay.store.follow(None)
-            self.report.stall_s += self.replay.store.stats().stall_s - stalled
             self.replay.report = self.report
 
 

@@ -114,12 +114,12 @@ def create_parts(
 
     books = Books(chosen, [*policies, None], engines, clock, next_use)
     threads = WorkerThreads(config.transfer_threads, on_bug)
-    timeline = Timeline(config.timeline, start_s) if config.timeline is not None else None
+    timeline = books.timeline = Timeline(config.timeline, start_s) if config.timeline is not None else None
     trace = AccessTrace(config.trace) if config.trace is not None else None
     namespace = hashlib.blake2b(_FORMAT + config.namespace, digest_size=32).digest()
     if trace is not None:
         _note_policies(books, config, trace, start_s)
-    transfer = Transfer(books, codecs, threads, namespace, timeline)
+    transfer = Transfer(books, codecs, threads, namespace)
     demotion = Demotion(transfer)
     room, timeout_s = demotion.room, config.timeout_s
     promotion = Promotion(transfer, room)

@@ -13,6 +13,7 @@ from tiercache.pace import Pace
 from tiercache.stats import Stats
 from tiercache.streams import Engines
 from tiercache.tiers.base import PageMeta, Slot, Tier
+from tiercache.trace import Timeline
 
 
 def _kept(_: PageKey) -> None:
@@ -36,6 +37,7 @@ class Books:
         on_bury: called with an entry that is about to leave the table.
         recompute_s: seconds to compute a page again, as a plan says; None for one that must be kept.
         pace: of the run and of copies.
+        timeline: where copies and stalls are noted, if they are.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Books:
         self.on_bury: Callable[[Entry], None] | None = None
         self.recompute_s: Callable[[PageKey], float | None] = _kept
         self.pace = Pace()
+        self.timeline: Timeline | None = None
         self.counts = Stats(bytes_peak={tier.name: 0 for tier in tiers})
         self._free_ids: list[int] = []
         self._waiting = 0

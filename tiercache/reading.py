@@ -96,7 +96,10 @@ class Leases:
                     return self._enlist(entry, place)
         finally:
             with books.changed:
-                books.counts.stall_s += books.clock.now() - start_s
+                end_s = books.clock.now()
+                books.counts.stall_s += end_s - start_s
+                if books.timeline is not None:
+                    books.timeline.stalled("read", str(key), start_s, end_s)
 
     def _look(self, key: PageKey, deadline: float) -> tuple[Entry, Rise | None]:
         """Waits until the page is on the device (None) or this thread must bring it up (a started rise)."""

@@ -19,6 +19,7 @@ from tiercache.errors import PageMissingError
 from tiercache.lease import Lease
 from tiercache.parts import create_parts
 from tiercache.plan import AccessPlan
+from tiercache.spans import compute_span
 from tiercache.stats import Stats
 from tiercache.sums import dtype_of_sum
 from tiercache.tiers.base import Slot, Tier
@@ -293,6 +294,10 @@ class TierStore:
     def record_accesses(self) -> AbstractContextManager[Record]:
         """Collects (operation, key) of every access made inside the block, in order."""
         return self._accesses.record()
+
+    def span(self, name: str) -> AbstractContextManager[None]:
+        """Compute under this name: an event of the timeline, and an NVTX range where there is CUDA."""
+        return compute_span(name, self._books.timeline, self._books.clock)
 
     def check_integrity(self) -> None:
         """Raises AssertionError when books, tiers and policies do not agree, StoreClosedError after close."""

@@ -1,4 +1,4 @@
-"""What a store did, access by access (Parquet) and transfer by transfer (Chrome trace JSON)."""
+"""What a store did, access by access (Parquet) and as a timeline (Chrome trace JSON)."""
 
 from __future__ import annotations
 
@@ -77,32 +77,71 @@ class AccessTrace:
             raise TraceError(f"trace: cannot write {self.path}: {error}") from error
 
 
+SHORTEST_STALL_S = 50e-6  # of a timeline: taking the lock is no stall
+_TRACKS = ("compute", "stalls", "copies", "disk")
+
+
 class Timeline:
-    """Transfers as events of the Chrome trace format; open the file in Perfetto or chrome://tracing."""
+    """A store's doings as events of the Chrome trace format; open the file in Perfetto or chrome://tracing.
+
+    Compute, stalls, copies and disk have tracks of their own, one for each thread that was at it. On an accelerator
+    compute is what the host launched, not when it ran there: NVTX ranges of the same names show that in Nsight.
+    """
 
     def __init__(self, path: str | Path, start_s: float) -> None:
         self.path = Path(path)
         self._start_s = start_s
         self._events: list[dict[str, Any]] = []
+        self._lanes: dict[tuple[str, int], int] = {}
 
-    def add(self, name: str, page: str, start_s: float, end_s: float, num_bytes: int) -> None:
-        """Appends one complete event of the calling thread."""
+    def add(self, track: str, name: str, start_s: float, end_s: float, **args: Any) -> None:
+        """Appends one complete event of the calling thread to "compute", "stalls", "copies" or "disk"."""
         self._events.append(
             {
                 "name": name,
-                "cat": "transfer",
+                "cat": track,
                 "ph": "X",
                 "ts": (start_s - self._start_s) * 1e6,
                 "dur": (end_s - start_s) * 1e6,
                 "pid": 0,
-                "tid": threading.get_ident(),
-                "args": {"page": page, "bytes": num_bytes},
+                "tid": self._lane(track),
+                "args": args,
             }
         )
 
+    def copied(self, direction: str, page: str, start_s: float, end_s: float, num_bytes: int) -> None:
+        """A transfer between tiers, as in "host->disk"."""
+        track = "disk" if "disk" in direction.split("->") else "copies"
+        self.add(track, direction, start_s, end_s, page=page, bytes=num_bytes)
+
+    def stalled(self, name: str, page: str, start_s: float, end_s: float) -> None:
+        """A wait for a page or for room; very short ones are left out."""
+        if end_s - start_s >= SHORTEST_STALL_S:
+            self.add("stalls", name, start_s, end_s, page=page)
+
+    def _lane(self, track: str) -> int:
+        """The number of this thread's track: events of one track never overlap."""
+        key = track, threading.get_ident()
+        if key not in self._lanes:
+            before = sum(other == track for other, _ in self._lanes)
+            self._lanes[key] = 100 * (1 + _TRACKS.index(track)) + before
+        return self._lanes[key]
+
+    def _names(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": "thread_name",
+                "ph": "M",
+                "pid": 0,
+                "tid": lane,
+                "args": {"name": f"{track} {lane % 100 + 1}"},
+            }
+            for (track, _), lane in self._lanes.items()
+        ]
+
     def save(self) -> None:
         """Writes the JSON file. Raises TraceError when it cannot be written."""
-        document = {"traceEvents": self._events, "displayTimeUnit": "ms"}
+        document = {"traceEvents": self._names() + self._events, "displayTimeUnit": "ms"}
         try:
             self.path.write_text(json.dumps(document))
         except OSError as error:

@@ -13,7 +13,6 @@ from tiercache.payload import ArraySource, LateSource, PageCodecs, Source, as_te
 from tiercache.placement import Books
 from tiercache.threads import WorkerThreads
 from tiercache.tiers.base import ByteArray, PageMeta
-from tiercache.trace import Timeline
 
 
 class Transfer:
@@ -31,13 +30,11 @@ class Transfer:
         codecs: PageCodecs,
         threads: WorkerThreads,
         namespace: bytes,
-        timeline: Timeline | None,
     ) -> None:
         self.books = books
         self.codecs = codecs
         self.threads = threads
         self._namespace = namespace
-        self._timeline = timeline
 
     def stored(self, entry: Entry, level: int) -> ByteArray:
         """The payload at a pinned place below the device: the tier's memory, or a copy where it has none."""
@@ -98,8 +95,8 @@ class Transfer:
         moved = books.counts.bytes_moved
         moved[direction] = moved.get(direction, 0) + num_bytes
         books.pace.note_copy(origin, target, num_bytes, books.clock.now() - start_s)
-        if self._timeline is not None:
-            self._timeline.add(direction, str(entry.key), start_s, books.clock.now(), num_bytes)
+        if books.timeline is not None:
+            books.timeline.copied(direction, str(entry.key), start_s, books.clock.now(), num_bytes)
 
     def after(self, event: object, entry: Entry, deadline: float, then: Callable[[], None]) -> None:
         """Runs `then` once a late copy's event happened: on a worker thread, or here where there is none."""

@@ -109,7 +109,10 @@ class Puts:
             return None
         finally:
             with books.changed:
-                books.counts.put_stall_s += books.clock.now() - start_s
+                end_s = books.clock.now()
+                books.counts.put_stall_s += end_s - start_s
+                if books.timeline is not None:
+                    books.timeline.stalled("put", str(entry.key), start_s, end_s)
         with books.changed:
             if entry.dead:
                 books.release_room(0, place)

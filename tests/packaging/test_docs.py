@@ -80,6 +80,14 @@ with socket.socket() as free:
 os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "1"}
 """,
     "docs/attach-references.md": _TINY + "frozen = build().requires_grad_(False)\n",
+    "docs/watching.md": _TINY
+    + """
+class writer:
+    seen = {}
+    @classmethod
+    def add_scalar(cls, tag, value, step):
+        cls.seen[tag] = value
+""",
 }
 AFTERWARDS = {
     "README.md": """
@@ -88,6 +96,15 @@ assert all(parameter.grad.abs().max() > 0 for parameter in model.parameters())
 store.close()
 """,
     "docs/attach-trl.md": "assert trainer.step_report.num_rows == 8\n",
+    "docs/profile.md": "assert seconds > 0\n",
+    "docs/watching.md": """
+assert saved > 0.5
+assert writer.seen["tiercache/bytes_capacity/device"] == 8 << 20
+import json
+events = json.load(open(f"{folder}/step.json"))["traceEvents"]
+visits = {event["name"].split()[0] for event in events if event.get("cat") == "compute"}
+assert visits == {"capture", "score", "replay", "pop"}
+""",
     "docs/attach-distributed.md": """
 for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"):
     del os.environ[name]

@@ -15,6 +15,7 @@ from tiercache.measure.machine import this_machine
 from tiercache.measure.quick import measure_quickly
 from tiercache.policies.profiles import USUAL, read_profile
 from tiercache.profile import Profile, TierSpeed, load_profile
+from tiercache.runtime.speed import attention_kernels
 from tiercache.usual import usual_profile
 
 
@@ -97,7 +98,7 @@ def test_a_profile_of_another_machine_warns(profile: Profile) -> None:
 
 
 def test_a_quick_profile_measures_this_device() -> None:
-    found = measure_quickly(torch.device("cpu"), torch.float32)
+    found = measure_quickly(torch.device("cpu"), torch.float32, attention_kernels())
     assert found.machine == this_machine()
     speed, usual = found.computing(torch.float32), usual_profile(accelerator=False)
     assert speed != usual.computing(torch.float32)

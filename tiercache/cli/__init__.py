@@ -18,6 +18,7 @@ from tiercache.errors import TierCacheError
 COMMANDS = {
     "demo": "demo_command",
     "profile": "profile_command",
+    "top": "top_command",
     "plan": "plan_command",
     "tune": "tune_command",
     "simulate": "simulate_command",

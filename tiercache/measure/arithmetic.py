@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -37,25 +39,37 @@ def product(device: torch.device, dtype: torch.dtype) -> tuple[Work, int]:
     return run, 2 * rows * width * width
 
 
-def measure_compute(device: torch.device, dtype: torch.dtype, budget: Budget) -> ComputeSpeed:
+@dataclass(frozen=True, slots=True)
+class AttentionKernels:
+    """The attention whose speed counts.
+
+    Attributes:
+        forward: of q, k, v [1, H, L, D]; what backward needs of it beside them.
+        backward: of grad, q, k, v and that.
+    """
+
+    forward: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Any]
+    backward: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Any], Any]
+
+
+def measure_compute(
+    device: torch.device, dtype: torch.dtype, budget: Budget, kernels: AttentionKernels
+) -> ComputeSpeed:
     """Speeds of a dtype."""
     run, flops = product(device, dtype)
     growth = _GROWTH.get(device.type, 1)
     shape = (1, growth * _HEADS, growth * _LENGTH, _HEAD_WIDTH)
-    q, k, v = (torch.randn(shape, device=device).to(dtype).requires_grad_() for _ in range(3))
+    q, k, v, grad = (torch.randn(shape, device=device).to(dtype) for _ in range(4))
     attention_flops = 4 * shape[1] * shape[2] ** 2 * shape[3]
     wait = finished(device)
+    kept = kernels.forward(q, k, v)
 
     def forward() -> None:
-        with torch.no_grad():
-            torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        kernels.forward(q, k, v)
         wait()
 
-    out = torch.nn.functional.scaled_dot_product_attention(q, k, v)
-    grad = torch.randn_like(out)
-
     def backward() -> None:
-        torch.autograd.grad(out, (q, k, v), grad, retain_graph=True)
+        kernels.backward(grad, q, k, v, kept)
         wait()
 
     return ComputeSpeed(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from tiercache.measure.arithmetic import measure_compute, measure_op, measure_stream
+from tiercache.measure.arithmetic import AttentionKernels, measure_compute, measure_op, measure_stream
 from tiercache.measure.machine import this_machine
 from tiercache.measure.timing import Budget
 from tiercache.profile import Profile, dtype_name
@@ -15,7 +15,7 @@ from tiercache.usual import usual_profile
 _BUDGET = Budget(seconds=0.05, min_repeats=3)
 
 
-def measure_quickly(device: torch.device, dtype: torch.dtype) -> Profile:
+def measure_quickly(device: torch.device, dtype: torch.dtype, kernels: AttentionKernels) -> Profile:
     """The usual machine's tiers and codecs, with this device's arithmetic in this dtype.
 
     On the host a copy between tiers is a copy in memory, so its speed is measured with the elementwise work's.
@@ -29,7 +29,7 @@ def measure_quickly(device: torch.device, dtype: torch.dtype) -> Profile:
         usual,
         machine=this_machine(),
         tiers=tiers,
-        compute=dict(usual.compute) | {dtype_name(dtype): measure_compute(device, dtype, _BUDGET)},
+        compute=dict(usual.compute) | {dtype_name(dtype): measure_compute(device, dtype, _BUDGET, kernels)},
         memory_bytes_per_s=stream,
         op_s=measure_op(device, _BUDGET),
     )

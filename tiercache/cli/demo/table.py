@@ -7,15 +7,7 @@ from rich.table import Table
 from tiercache.cli.demo.race import SideResult
 from tiercache.cli.demo.settings import DemoSettings
 from tiercache.cli.demo.verdict import LARGEST_DIFFERENCE, Verdict, prompt_tokens_run
-
-
-def format_bytes(size: float) -> str:
-    """A size for people, three digits."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < 1000 or unit == "GiB":
-            break
-        size /= 1024
-    return f"{size:.0f} {unit}" if size >= 100 or unit == "B" else f"{size:.3g} {unit}"
+from tiercache.units import format_bytes
 
 
 def results_table(settings: DemoSettings, dense: SideResult, ours: SideResult, verdict: Verdict) -> Table:
