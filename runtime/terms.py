@@ -52,7 +52,8 @@ class Terms:
         nodes, terms = self.node_of[row], self.term_of[row]
         for n in _runs(nodes):
             mine = nodes == n
-            gradients[n].index_add_(0, torch.from_numpy(terms[mine]), grad[torch.from_numpy(mine)])
+            part = grad[torch.from_numpy(mine)].to(gradients[n].dtype)  # some fp64 models give fp32 logits
+            gradients[n].index_add_(0, torch.from_numpy(terms[mine]), part)
 
 
 def _runs(nodes: Indices) -> list[int]:

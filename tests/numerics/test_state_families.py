@@ -43,6 +43,12 @@ def test_backward(name):
     assert _error(name, "depth_3") < _limit(name)
 
 
+def test_fp64_weights_whose_logits_are_fp32():
+    model, case = model_zoo.build("mamba", dtype=torch.float64), trees.make_case("chain_of_2")
+    want = dense.weighted_gradients(model, case.rows)
+    assert dense.relative_l2(replay_gradients(model, case), want) < 1e-5
+
+
 @pytest.mark.parametrize("tree", ["chain_of_5", "rows_of_one", "shared_scores", "row_inside_row"])
 @pytest.mark.parametrize("name", ["lfm2", "qwen3_next"])
 def test_trees(name, tree):
