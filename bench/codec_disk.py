@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from tiercache.codecs import Codec, create_codec
+from tiercache.entry import PageKey
 from tiercache.tiers import PageMeta, Slot
 from tiercache.tiers.disk import DiskTier
 
@@ -25,8 +26,8 @@ _WORKERS = 2
 class DiskRun:
     """Writes pages through a codec into a disk tier and reads them back, a few workers at a time."""
 
-    def __init__(self, tier: DiskTier, codec: Codec, pages: list[torch.Tensor]) -> None:
-        self.tier, self.codec, self.pages = tier, codec, pages
+    def __init__(self, tier: DiskTier, codec: Codec, pages: list[torch.Tensor], keys: list[PageKey]) -> None:
+        self.tier, self.codec, self.pages, self.keys = tier, codec, pages, keys
         most = max(codec.max_encoded_bytes(page.dtype, tuple(page.shape)) for page in pages)
         self._most = most
         self._mine = threading.local()
@@ -65,7 +66,7 @@ class DiskRun:
     def _write(self, index: int) -> tuple[Slot, PageMeta]:
         page = self.pages[index]
         room = self._room()
-        used = self.codec.encode(page, room)
+        used = self.codec.encode(page, room, self.keys[index])
         digest = hashlib.blake2b(index.to_bytes(8, "little"), digest_size=32).digest()
         meta = PageMeta(digest, bytes(32), "bfloat16", tuple(page.shape), self.codec.name, page.nbytes, used)
         slot = self.tier.reserve(used)
@@ -93,14 +94,18 @@ def _aligned(num_bytes: int) -> Any:
     return room[start : start + (num_bytes + 4095) // 4096 * 4096]
 
 
-def disk_gain(pages: list[torch.Tensor], directory: str | None, rounds: int) -> dict[str, Any]:
+def disk_gain(
+    kinds: dict[str, list[torch.Tensor]], repeats: int, directory: str | None, rounds: int
+) -> dict[str, Any]:
     """Pages a second through the disk tier with `exponent` and with `raw`, interleaved, and their quotients."""
+    pages = [page for of_kind in kinds.values() for page in of_kind] * repeats
+    keys = [PageKey(bytes(32), 0, kind) for kind, of_kind in kinds.items() for _ in of_kind] * repeats
     total = sum(page.nbytes for page in pages)
     seconds: dict[str, dict[str, list[float]]] = {}
     with tempfile.TemporaryDirectory(dir=directory) as folder:
         tier = DiskTier(Path(folder) / "pages", 4 * total + (1 << 28))
         try:
-            runs = {name: DiskRun(tier, create_codec(name), pages) for name in ("raw", "exponent")}
+            runs = {name: DiskRun(tier, create_codec(name), pages, keys) for name in ("raw", "exponent")}
             for turn in range(rounds + 1):
                 for name, run in runs.items():
                     taken = {"write": _timed(run.write_all), "read": _timed(run.read_all)}

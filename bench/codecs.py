@@ -148,8 +148,8 @@ def main() -> None:
     rounds = 5 if arguments.quick else 15
     tensors = {name: tensor_fields(page, measure(page, field, rounds)) for name, page in pages.items()}
     os.sched_setaffinity(0, everywhere)
-    many = [page for name in ("k", "v", "residual") for page in pages[name]]
-    disk = disk_gain(many * (2 if arguments.quick else 6), arguments.dir, 3 if arguments.quick else 7)
+    kinds = {name: list(pages[name]) for name in ("k", "v", "residual")}
+    disk = disk_gain(kinds, 6, arguments.dir, 3 if arguments.quick else 7)
     totals = summary(tensors, disk)
     report(tensors, totals)
     result = {"machine": describe_machine(), "goals": GOALS, "missing": missing, "disk": disk}

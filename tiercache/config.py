@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tiercache.codec_choice import CodecChoice, by_kind
 from tiercache.errors import ConfigError
 
 Size = int | str
@@ -62,9 +63,12 @@ class StoreConfig:
             "second_hit", "size" or "ghost", as `tiercache.policies.spec.Tier` says. What a tier refuses goes
             further down; a page that is read is on the device until its leases end.
         admission_limit: misses, bytes or missed bytes, by tier; see there.
-        codec: one codec for all pages below the device, or codecs by kind of page with "*" for the rest. A
-            lossy codec given alone applies to "key", "value" and "state" pages only. Gradient pages refuse
-            lossy codecs.
+        codec: one codec for all pages below the device; or by kind of page ("key", "value", "state",
+            "layer_input", ...), "*" for the rest, a codec or codecs by tier ("host", "disk"). A lossy codec that is
+            not given for a kind by name applies to "key", "value" and "state" pages only. Gradient pages refuse lossy
+            codecs.
+        codec_instructions: of native codecs: "auto", "avx512", "avx2" or "portable"; payloads don't depend on it.
+        codec_threads: that work on one page; payloads don't depend on it.
         namespace: what all pages of this store depend on beside their keys.
         timeout_s: deadline of every wait.
         transfer_threads: worker threads that move pages beside compute.
@@ -82,7 +86,9 @@ class StoreConfig:
     policy_params: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     admission: str | Mapping[str, str] = "always"
     admission_limit: Mapping[str, Size] = field(default_factory=dict)
-    codec: str | Mapping[str, str] = "raw"
+    codec: CodecChoice = "raw"
+    codec_instructions: str = "auto"
+    codec_threads: int = 1
     namespace: bytes = b""
     timeout_s: float = 60.0
     transfer_threads: int = 2
@@ -98,6 +104,7 @@ class StoreConfig:
             parse_size(self.host, "host")
         self._check_disk()
         self._check_policies()
+        by_kind(self.codec)
         if not self.timeout_s > 0:
             raise ConfigError("timeout_s: every wait needs a deadline", got=self.timeout_s, limit="> 0")
         if self.transfer_threads < 1:

@@ -145,12 +145,20 @@ class Demotion:
         self, entry: Entry, level: int, deadline: float, *, behind: bool = False, to_last: bool = False
     ) -> int:
         """Copies from a pinned place to the next tier below that can take it; returns that tier's level."""
-        source = self._transfer.source(entry, level, deadline)
+        tiers, last = self._books.tiers, self._books.last
+        made: dict[object, Source] = {}
+
+        def source(target: int) -> Source:
+            codec = self._transfer.codecs.at(entry, tiers[target])
+            if codec not in made:
+                made[codec] = self._transfer.source(entry, level, target, deadline)
+            return made[codec]
+
         error: TierFullError | None = None
-        last = self._books.last
-        for target in [last] if to_last else self.order_below(entry, level, source.meta.stored_bytes):
+        next_bytes = 0 if to_last else source(level + 1).meta.stored_bytes
+        for target in [last] if to_last else self.order_below(entry, level, next_bytes):
             try:
-                self.land(entry, level, target, source, deadline, behind=behind)
+                self.land(entry, level, target, source(target), deadline, behind=behind)
             except TierFullError as full:
                 error = full
                 continue

@@ -100,13 +100,13 @@ class Entry:
         busy: a thread changes or removes the page; others wait.
         dead: discarded; its places end as soon as nobody uses them.
         rise: the promotion in progress.
-        payload_codec: the codec to encode with; None for raw bytes.
+        coding: how it is coded below the device; None for raw bytes everywhere, as sums are.
         persistent: its record on disk is for later processes too.
         refused: the device's admission lets the page in only as long as it is leased.
     """
 
     __slots__ = (
-        "busy", "dead", "device", "dtype", "id", "is_sum", "key", "leases", "num_bytes", "payload_codec",
+        "busy", "coding", "dead", "device", "dtype", "id", "is_sum", "key", "leases", "num_bytes",
         "persistent", "places", "refs", "refused", "rise", "shape", "visible",
     )  # fmt: skip
 
@@ -137,7 +137,7 @@ class Entry:
         self.busy = False
         self.dead = False
         self.rise: Rise | None = None
-        self.payload_codec: Any = None
+        self.coding: Any = None
         self.persistent = False
         self.refused = False
 

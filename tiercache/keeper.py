@@ -98,7 +98,7 @@ class Keeper:
         codecs = self._transfer.codecs
         if not (sizes_agree and fits and (is_raw or (meta.codec != "raw" and codecs.can_decode(meta)))):
             return None
-        entry.payload_codec = codecs.of(key, is_sum=False)
+        entry.coding = codecs.of(key)
         return entry
 
     def _run(self) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 from tiercache.accesses import Accesses
 from tiercache.clean import Cleaner
 from tiercache.clock import Clock
-from tiercache.codecs import create_codec
+from tiercache.codecs.factory import CodecFactory
+from tiercache.coding import PageCodecs
 from tiercache.config import StoreConfig
 from tiercache.demote import Demotion
 from tiercache.discards import Discards
@@ -21,7 +22,6 @@ from tiercache.errors import StoreClosedError, StoreTimeoutError
 from tiercache.keeper import Keeper
 from tiercache.lending import Loans
 from tiercache.opening import create_tiers, io_of
-from tiercache.payload import PageCodecs
 from tiercache.placement import Books
 from tiercache.policy_note import PolicyNote, about
 from tiercache.promote import Promotion
@@ -101,9 +101,11 @@ def create_parts(
 ) -> Parts:
     """The parts of a new store; `on_bug` is given what a worker thread's job raised."""
     start_s = clock.now()
-    codecs = PageCodecs(config.codec, create_codec)
+    factory = CodecFactory(instructions=config.codec_instructions, threads=config.codec_threads)
+    codecs = PageCodecs(config.codec, factory)
     engines = Engines(config.accelerator)
     chosen = list(tiers) if tiers is not None else create_tiers(config, pin=engines.any_late)
+    codecs.attach(chosen)
     policies = []
     for tier in chosen[:-1]:
         name, params = config.policy_of(tier.name)

@@ -104,7 +104,7 @@ class Promotion:
         source, origin = (below, level) if staged is None else (staged, 1)
         try:
             if meta.codec == "raw":
-                books.tiers[origin].read(source.slot, bytes_of(tensor), meta)
+                self._transfer.read(books.tiers[origin], source.slot, bytes_of(tensor), meta)
             else:
                 self._transfer.codecs.decode(self._transfer.stored(entry, origin), meta, tensor)
         finally:
@@ -192,7 +192,8 @@ class Promotion:
         if view is None:
             tier.write(place.slot, self._transfer.stored(entry, level), below.meta)
         else:
-            self._books.tiers[level].read(below.slot, view[: below.meta.stored_bytes], below.meta)
+            payload = view[: below.meta.stored_bytes]
+            self._transfer.read(self._books.tiers[level], below.slot, payload, below.meta)
 
     def _drop_corrupt(self, entry: Entry, level: int) -> bool:
         """Ends a copy that failed its proof; True when another copy is left to try."""

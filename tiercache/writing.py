@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from tiercache.coding import PageCodecs
 from tiercache.demote import Demotion, PageGone
 from tiercache.entry import Entry, PageKey, Place
 from tiercache.errors import InputError, PageStateError, TierFullError
 from tiercache.keeper import Keeper
-from tiercache.payload import PageCodecs
+from tiercache.payload import Source
 from tiercache.transfer import Transfer
 
 
@@ -37,7 +38,7 @@ class Puts:
         if entry is not None and not self._join(entry, tensor):
             return None
         entry = Entry(key, tensor.dtype, tuple(tensor.shape), tensor.device, len(books.tiers))
-        entry.payload_codec = self._codecs.of(key, is_sum=False)
+        entry.coding = self._codecs.of(key)
         entry.persistent = persistent
         books.enter(entry)
         entry.refused = books.last > 0 and not books.admits(entry, 0, entry.num_bytes)
@@ -132,26 +133,50 @@ class Puts:
 
     def _put_below(self, entry: Entry, tensor: torch.Tensor, deadline: float, full: TierFullError) -> None:
         engine = self._books.engines.of(entry.device)
-        codec = entry.payload_codec
         dense = plain(tensor)
-        if codec is not None and not codec.lossless:
-            dense = self._transfer.fix(entry, dense)
-        source = self._transfer.tensor_source(entry, dense, engine.mark(dense), deadline)
+        ready = engine.mark(dense)
+        made: dict[object, Source] = {}
+
+        def source(level: int) -> Source:
+            codec = self._codecs.at(entry, self._books.tiers[level])
+            if codec not in made:
+                made[codec] = self._transfer.tensor_source(entry, dense, ready, level, deadline, again=False)
+            return made[codec]
+
         error: TierFullError = full
-        for level in self._demotion.order_below(entry, 0, source.meta.stored_bytes):
+        for level in self._demotion.order_below(entry, 0, source(1).meta.stored_bytes):
             try:
-                self._demotion.land(entry, 0, level, source, deadline)
+                self._demotion.land(entry, 0, level, source(level), deadline)
             except TierFullError as below:
                 error = below
                 continue
             return
         raise error
 
+    def _write_through(self, entry: Entry, source: Source, deadline: float) -> None:
+        """Keeps a first encode that cannot be had again, in the first tier of its codec with room to be had at once.
+
+        Where none has any the page goes down as raw bytes later.
+        """
+        books, fixes = self._books, entry.coding.fixes
+        for level in range(1, books.last + 1):
+            if entry.coding.at(books.tiers[level]) is not fixes:
+                continue
+            try:
+                self._demotion.land(entry, 0, level, source, deadline, behind=True)
+            except TierFullError:
+                continue
+            return
+
     def _fill_device(self, entry: Entry, place: Place, tensor: torch.Tensor, *, own: bool) -> None:
         engine = self._books.engines.of(entry.device)
-        codec = entry.payload_codec
-        if codec is not None and not codec.lossless:
-            place.tensor = self._transfer.fix(entry, tensor)
+        if entry.coding.fixes is not None:
+            deadline = self._books.clock.now() + self._timeout_s
+
+            def write_through(source: Source) -> None:
+                self._write_through(entry, source, deadline)
+
+            place.tensor = self._transfer.fix(entry, tensor, write_through)
         elif own and may_keep(tensor, entry.num_bytes):
             place.tensor = tensor.detach()
         else:
