@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from tiercache.errors import (
     TierCacheError,
     TierIOError,
 )
-from tiercache.tiers import disk_files
+from tiercache.tiers import disk_files, disk_recovery
 from tiercache.tiers.base import ByteArray, PageMeta, Slot, Tier
 from tiercache.tiers.disk_index import DiskIndex, index_crc, is_sound, remove_index
 from tiercache.tiers.disk_journal import IndexWriter
@@ -86,7 +86,7 @@ class DiskTier(Tier):
                 raise
             self._open_read_only(error)
             self._finalizer = weakref.finalize(
-                self, _end_forgotten, self.core, self._writer, self._timeout_s, self._owner
+                self, disk_recovery.end_forgotten, self.core, self._writer, self._timeout_s, self._owner
             )
             return
         except BaseException:
@@ -110,7 +110,7 @@ class DiskTier(Tier):
             self._abandon()
             raise
         self._finalizer = weakref.finalize(
-            self, _end_forgotten, self.core, self._writer, self._timeout_s, self._owner
+            self, disk_recovery.end_forgotten, self.core, self._writer, self._timeout_s, self._owner
         )
 
     # ---- opening ----
@@ -141,7 +141,11 @@ class DiskTier(Tier):
         if fresh:
             remove_index(path)
         self._index = DiskIndex(path, capacity_bytes, sync=power)
-        refused = [digest for digest, value in self._index.entries() if not self._adopt(digest, value)]
+        refused = [
+            digest
+            for digest, value in self._index.entries()
+            if not disk_recovery.adopt(self.core, digest, value)
+        ]
         if refused:
             self._index.delete(refused)
         self._writer = IndexWriter(self.core, self._index, logged=self.options.log)
@@ -151,38 +155,13 @@ class DiskTier(Tier):
                     "disk tier: the index of %s is gone or damaged; rebuilding it from the segments",
                     self._root,
                 )
-            self.rebuilt = self.rebuild(rebuild)
-
-    def _adopt(self, digest: bytes, value: bytes) -> bool:
-        try:
-            return bool(_core.index_fields(value)[0][0] == digest and self.core.adopt(value) == "")
-        except TierCacheError:
-            return False
+            self.rebuilt = disk_recovery.rebuild(self.core, rebuild)
 
     def _say_once(self) -> None:
         for line in self.refused_files:
             _log.warning("disk tier: not used: %s", line)
         for number, rung in enumerate(drive["rung"] for drive in self.core.stats()["drives"]):
             _log.info("disk tier: drive %d of %s: %s", number, self._root, rung)
-
-    def rebuild(self, progress: Callable[[int, int], None] | None = None) -> tuple[int, int, list[str]]:
-        """Adopts the newest valid persistent record of each key from the segments alone.
-
-        Args:
-            progress: called with segments read and segments in all.
-
-        Returns:
-            Records found, records adopted, and a line for each damaged one.
-        """
-        segments = self.core.segment_ids()
-        found = adopted = 0
-        bad: list[str] = []
-        for number, segment in enumerate(segments, 1):
-            seen, taken, _, lines = self.core.scan([segment])
-            found, adopted, bad = found + seen, adopted + taken, bad + lines
-            if progress is not None:
-                progress(number, len(segments))
-        return found, adopted, bad
 
     def trim(self) -> int:
         """Removes segment files without records, and the files that were refused at open. Returns bytes freed."""
@@ -319,13 +298,3 @@ class DiskTier(Tier):
             disk_files.write_store_file(self._root, self._store, sync=self.durability == "power")
         except (OSError, TierIOError) as error:
             _log.warning("disk tier: close of %s: %s", self._root, error)
-
-
-def _end_forgotten(core: Any, writer: IndexWriter | None, timeout_s: float, owner: int) -> None:
-    """Ends the threads of a tier that nobody closed, before the interpreter goes and they call into it."""
-    if os.getpid() != owner:
-        return
-    core.flush(min(timeout_s, 10.0))
-    core.close(timeout_s)
-    if writer is not None:
-        writer.join(timeout_s)
