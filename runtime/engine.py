@@ -190,6 +190,13 @@ class Engine:
             release_free_memory(self.adapter.device)
         return self._shape[1]
 
+    def take_shape_of(self, other: Engine) -> None:
+        """Takes over what an engine of the same model has probed, so that the model is not probed again.
+
+        The accesses are then those of the other's `prefix_activations`: enough for limits, not for a plan to follow.
+        """
+        self._shape = other._shape
+
     def follow(self, step: Step, *passes: Pass, report: StepReport | None = None) -> None:
         """Makes the accesses of these walks, one after the other, the store's known future, and the report's.
 

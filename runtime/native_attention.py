@@ -25,9 +25,13 @@ def _available() -> bool:
 
 
 def serves(q: torch.Tensor, value_width: int, block: Block) -> bool:
-    """Whether the kernels take queries [B, H, n, D] and this block: bf16 in main memory, no mask or soft cap."""
+    """Whether the kernels take queries [B, H, n, D] and this block: bf16 in main memory, no mask or soft cap.
+
+    Tensors of a class of their own may have no memory to address.
+    """
     return (
-        q.dtype == torch.bfloat16
+        type(q) is torch.Tensor
+        and q.dtype == torch.bfloat16
         and q.device.type == "cpu"
         and q.shape[0] == 1
         and block.bias is None

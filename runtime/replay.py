@@ -135,7 +135,7 @@ class BranchReplay:
         balance, routers = step.balance, self.adapter.routers
         assert balance is not None
         assert routers is not None
-        self.engine.follow(step, "scores", "gradients")
+        self.engine.follow(step, "scores", "gradients", report=report)
         self.engine.walk(step, pages, "scores", report)
         after_tails(tuple(node.index for node in step.tree.nodes if node.is_leaf))
         step.check_parameters()

@@ -76,6 +76,7 @@ class WholeGraph:
 
     def __init__(self, store: PageStore, node: bytes, graph: int, owners: Iterable[torch.Tensor]) -> None:
         self.store, self.node, self.graph = store, node, graph
+        self._types: tuple[type, ...] = getattr(store, "tensor_types", ())  # beside plain ones: a rehearsal's
         self._owned = {tensor.untyped_storage()._cdata for tensor in owners}  # noqa: SLF001
         # A weak reference keeps the number of a dead storage from being given to another.
         self._seen: dict[_Identity, tuple[_Saved, StorageWeakRef]] = {}
@@ -116,7 +117,7 @@ class WholeGraph:
         return (
             not is_number
             or tensor.dim() == 0
-            or is_kept(tensor, 1)
+            or is_kept(tensor, 1, self._types)
             or storage._cdata in self._owned  # noqa: SLF001
             or storage.nbytes() < num_bytes  # expanded: its bytes are few
             or tensor.is_conj()

@@ -10,13 +10,13 @@ from tiercache.runtime.offloading.storages import check_version
 _PLAIN = (torch.Tensor, nn.Parameter)
 
 
-def is_kept(tensor: torch.Tensor, min_bytes: int) -> bool:
-    """Whether a saved tensor is not worth, or not able, to be moved.
+def is_kept(tensor: torch.Tensor, min_bytes: int, also: tuple[type, ...] = ()) -> bool:
+    """Whether a saved tensor is not worth, or not able, to be moved; tensors of the types `also` are able.
 
     Parameters are told by what they are a view of: nn.Linear saves `weight.t()`. Buffers need no rule here: their
     module holds them, and what somebody else holds is never moved.
     """
-    if type(tensor) not in _PLAIN or tensor.layout != torch.strided:
+    if type(tensor) not in (*_PLAIN, *also) or tensor.layout != torch.strided:
         return True
     if tensor.is_quantized or tensor.is_nested or tensor.device.type == "meta":
         return True

@@ -1,0 +1,1 @@
+"""Planning a job before any weights are there: a step walked on tensors without bytes, priced for a machine."""
