@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -91,7 +91,11 @@ class ParityReport:
 
 
 def verify(
-    model: nn.Module, *, tokens: torch.Tensor | None = None, whole_model: bool | None = None
+    model: nn.Module,
+    *,
+    tokens: torch.Tensor | None = None,
+    whole_model: bool | None = None,
+    progress: Callable[[str], object] | None = None,
 ) -> ParityReport:
     """Compares log-probs and gradients with dense training on small trees, in fp64, fp32 and the model's dtype.
 
@@ -101,10 +105,13 @@ def verify(
             trained model's rounding is only worth measuring on text.
         whole_model: run the model itself (copies in fp64 need 24 bytes a parameter) or a tiny twin of its
             class; by default the model itself up to 300 million parameters.
+        progress: called with what is run next, before it is.
 
     Raises:
         ModelRefusedError: the model can't be trained on trees at all; names the layer and the reason.
     """
+    tell = progress or (lambda _what: None)
+    tell("proof of the model")
     adapter = create_adapter(model)
     own = next(p.dtype for p in model.parameters() if p.is_floating_point())
     with open_store(device=_STORE_BYTES) as store:
@@ -118,12 +125,14 @@ def verify(
         begin = time.perf_counter()
         name = str(dtype).removeprefix("torch.")
         copied = copy.deepcopy(source).to(dtype).eval()
+        tell(f"{name}: dense training of {len(rows)} rows")
         try:
             dense = _dense(copied, rows)
         except RuntimeError as error:  # an operator without this dtype
             rungs.append(Rung(dtype=name, subject=subject, missing=str(error).splitlines()[0]))
             continue
         reference = reference or dense
+        tell(f"{name}: the same rows as a tree")
         ours = _ours(copied, rows)
         rungs.append(_rung(name, subject, reference, dense, ours, time.perf_counter() - begin))
     return ParityReport(tuple(rungs), pages)

@@ -160,7 +160,7 @@ class Demotion:
             try:
                 self.land(entry, level, target, source(target), deadline, behind=behind)
             except TierFullError as full:
-                error = full
+                error = full.with_traceback(None)  # whose frames would keep the memory of the page
                 continue
             return target
         assert error is not None, "demotion from the lowest tier"

@@ -148,7 +148,7 @@ class Puts:
             try:
                 self._demotion.land(entry, 0, level, source(level), deadline)
             except TierFullError as below:
-                error = below
+                error = below.with_traceback(None)  # whose frames would keep the memory of the page
                 continue
             return
         raise error

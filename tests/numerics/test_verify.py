@@ -27,8 +27,11 @@ def test_ladder_of_a_model_passes_rung_by_rung():
 
 
 def test_ladder_of_a_plain_model_reaches_rounding():
-    report = verify(build_plain(prefix_attention))
+    told = []
+    report = verify(build_plain(prefix_attention), progress=told.append)
     assert [r.dtype for r in report.rungs] == ["float64", "float32"]
+    assert told[0] == "proof of the model"
+    assert [line.split(":")[0] for line in told[1:]] == ["float64", "float64", "float32", "float32"]
     assert report.passed
     assert report.rungs[0].gradient_error < 1e-13
 

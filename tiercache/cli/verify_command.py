@@ -55,7 +55,8 @@ def verify(
         raise typer.BadParameter(f"--dtype {dtype}: one of {', '.join(dtypes)}")
     loaded = load_causal_lm(model, gguf, dtypes[dtype] if dtype else None)
     tokens = text_tokens(model, gguf, _TEXT_TOKENS)
-    report = runtime.verify(loaded, tokens=tokens, whole_model=False if twin else None)
+    told = Console(stderr=True, highlight=False).print
+    report = runtime.verify(loaded, tokens=tokens, whole_model=False if twin else None, progress=told)
     console = Console(highlight=False)
     console.print(_ladder(report))
     sizes = report.pages
