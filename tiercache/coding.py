@@ -14,7 +14,7 @@ from tiercache.codecs.base import Codec
 from tiercache.codecs.factory import CodecFactory, read_gbps
 from tiercache.entry import Entry, PageKey
 from tiercache.errors import CodecError, ConfigError, PageCorruptError
-from tiercache.payload import ArraySource, bytes_of, page_meta
+from tiercache.payload import Source, as_tensor, bytes_of, page_meta
 from tiercache.tiers.base import ByteArray, PageMeta, Tier
 from tiercache.tiers.disk import DiskTier
 
@@ -132,14 +132,28 @@ class PageCodecs:
 
     # Payloads
 
-    def at(self, entry: Entry, tier: Tier) -> Codec | None:
-        """The codec of a page in a tier; None for raw bytes."""
+    def sizes(self, entry: Entry, tier: Tier, *, again: bool) -> list[int]:
+        """What `encode` writes to: the payload at its largest, and the page decoded if that is needed; or nothing."""
         coding: Coding = entry.coding or RAW
-        return coding.at(tier)
+        codec = coding.at(tier)
+        first = None if again or coding.fixes is codec else coding.fixes
+        used = [one for one in (codec, first) if one is not None]
+        if not used:
+            return []
+        sizes = [max(one.max_encoded_bytes(entry.dtype, entry.shape) for one in used)]
+        decodes = first is not None or (again and codec is not None and not codec.lossless)
+        return [*sizes, entry.num_bytes] if decodes else sizes
 
     def encode(
-        self, entry: Entry, page: torch.Tensor, tier: Tier, namespace: bytes, *, again: bool
-    ) -> ArraySource:
+        self,
+        entry: Entry,
+        page: torch.Tensor,
+        tier: Tier,
+        namespace: bytes,
+        memory: Sequence[ByteArray],
+        *,
+        again: bool,
+    ) -> Source:
         """The payload of a contiguous CPU tensor for a tier: what the codec makes of it, or its bytes if no smaller.
 
         `again`: the values are fixed, so a lossy codec is kept only if it gives them back.
@@ -147,28 +161,29 @@ class PageCodecs:
         coding: Coding = entry.coding or RAW
         codec = coding.at(tier)
         if not again and coding.fixes is not None and coding.fixes is not codec:
-            fixed = torch.empty(entry.shape, dtype=entry.dtype)
-            self.fix(entry, page, fixed)
-            page = fixed
-        raw = ArraySource(bytes_of(page), page_meta(entry, namespace, "raw", entry.num_bytes))
+            decoded = as_tensor(memory[1], entry.dtype, entry.shape)
+            self.fix(entry, page, decoded, memory)
+            page = decoded
+        raw = Source.of(bytes_of(page), page_meta(entry, namespace, "raw", entry.num_bytes))
         if codec is None:
             return raw
-        out = np.empty(codec.max_encoded_bytes(entry.dtype, entry.shape), np.uint8)
-        size = codec.encode(page, out, entry.key)
+        size = codec.encode(page, memory[0], entry.key)
         if size >= entry.num_bytes:
             return raw
+        payload = memory[0][:size]
         if again and not codec.lossless:
-            back = torch.empty(entry.shape, dtype=entry.dtype)
-            codec.decode(out[:size], back)
-            if not np.array_equal(bytes_of(back), bytes_of(page)):
+            codec.decode(payload, as_tensor(memory[1], entry.dtype, entry.shape))
+            # Not numpy's array_equal, which allocates a page of truth values.
+            if not torch.equal(torch.from_numpy(memory[1]), torch.from_numpy(bytes_of(page))):
                 return raw
-        return ArraySource(out[:size], page_meta(entry, namespace, codec.name, size))
+        return Source.of(payload, page_meta(entry, namespace, codec.name, size))
 
-    def fix(self, entry: Entry, page: torch.Tensor, out: torch.Tensor) -> ByteArray:
+    def fix(
+        self, entry: Entry, page: torch.Tensor, out: torch.Tensor, memory: Sequence[ByteArray]
+    ) -> ByteArray:
         """Fills `out` with what the lossy codec makes of a CPU tensor: the page's values from now on; the payload."""
         codec: Codec = entry.coding.fixes
-        room = np.empty(codec.max_encoded_bytes(entry.dtype, entry.shape), np.uint8)
-        payload = room[: codec.encode(page, room, entry.key)]
+        payload = memory[0][: codec.encode(page, memory[0], entry.key)]
         codec.decode(payload, out)
         return payload
 

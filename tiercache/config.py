@@ -51,6 +51,9 @@ class StoreConfig:
     Attributes:
         device: budget of the device tier; a budget in RAM where there is no accelerator.
         host: budget of the host tier, a Tier, or None (or 0) for none.
+        staging: host memory for what is on its way between tiers and for what codecs work in; copies wait for it. A
+            part of `host`, by default an eighth and 256 MiB at most; without a host tier a budget of its own, by
+            default as much as `device` and 256 MiB at most.
         disk: directory or directories of the disk tier, a Tier, or None for none.
         disk_capacity: budget of the disk tier; needed with a directory and an error without one.
         durability: what of the directory a later process finds: "scratch", nothing; "process", persistent pages
@@ -78,6 +81,7 @@ class StoreConfig:
 
     device: Size = "8GiB"
     host: Any = None
+    staging: Size | None = None
     disk: Any = None
     disk_capacity: Size | None = None
     durability: str = "scratch"
@@ -95,9 +99,14 @@ class StoreConfig:
     trace: str | Path | None = None
     timeline: str | Path | None = None
     device_bytes: int = field(init=False)
+    staging_bytes: int | None = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "device_bytes", parse_size(self.device, "device"))
+        staging = None if self.staging is None else parse_size(self.staging, "staging")
+        object.__setattr__(self, "staging_bytes", staging)
+        if staging == 0:
+            raise ConfigError("staging: copies between tiers need some", got=0, limit="> 0")
         if self.device_bytes == 0:
             raise ConfigError("device: a page that is read needs room on the device", got=0, limit="> 0")
         if isinstance(self.host, int | str):

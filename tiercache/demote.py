@@ -76,8 +76,11 @@ class Demotion:
 
     def land(
         self, entry: Entry, origin: int, target: int, source: Source, deadline: float, *, behind: bool = False
-    ) -> None:
+    ) -> Place | None:
         """Writes a payload into a tier and publishes the place; a sum's place at `origin` ends with that.
+
+        Returns:
+            That place, whose room the caller gives back once it has let go of the source.
 
         `behind`: only into room that costs no other page its copy.
 
@@ -97,9 +100,10 @@ class Demotion:
         try:
             view = tier.view(place.slot)
             if view is not None:
-                source.into(view[: meta.stored_bytes])
+                source.fill(view[: meta.stored_bytes])
             else:
-                tier.write(place.slot, source.data(), meta)
+                assert source.data is not None, f"{entry.key}: a payload in no memory"
+                tier.write(place.slot, source.data, meta)
         except BaseException as error:
             with books.changed:
                 books.abort(entry, target)
@@ -109,17 +113,20 @@ class Demotion:
         with books.changed:
             self._transfer.count(entry, origin, target, meta.stored_bytes, start_s)
             books.publish(entry, target)
+            left: Place | None = None
             old = entry.places[origin]
             if entry.is_sum and old is not None and old.valid:
                 assert old.pins == 1, f"{entry.key}: a sum moved while in use"
                 self._unpin(entry, origin, old)
                 if entry.places[origin] is old:
-                    books.vacate(entry, origin, target)
+                    left = books.detach(entry, origin, target)
             books.settle(entry)
+        return left
 
-    def order_below(self, entry: Entry, level: int, num_bytes: int) -> list[int]:
+    def order_below(self, entry: Entry, level: int) -> list[int]:
         """The tiers below a level to try in turn: first those that admit the page, from the highest down."""
-        books = self._books
+        books, place = self._books, entry.places[level]
+        num_bytes = entry.num_bytes if place is None or place.meta is None else place.meta.stored_bytes
         with books.changed:
             refused = [t for t in range(level + 1, books.last + 1) if not books.admits(entry, t, num_bytes)]
         return [t for t in range(level + 1, books.last + 1) if t not in refused] + refused
@@ -145,22 +152,18 @@ class Demotion:
         self, entry: Entry, level: int, deadline: float, *, behind: bool = False, to_last: bool = False
     ) -> int:
         """Copies from a pinned place to the next tier below that can take it; returns that tier's level."""
-        tiers, last = self._books.tiers, self._books.last
-        made: dict[object, Source] = {}
-
-        def source(target: int) -> Source:
-            codec = self._transfer.codecs.at(entry, tiers[target])
-            if codec not in made:
-                made[codec] = self._transfer.source(entry, level, target, deadline)
-            return made[codec]
-
         error: TierFullError | None = None
-        next_bytes = 0 if to_last else source(level + 1).meta.stored_bytes
-        for target in [last] if to_last else self.order_below(entry, level, next_bytes):
+        last = self._books.last
+        for target in [last] if to_last else self.order_below(entry, level):
             try:
-                self.land(entry, level, target, source(target), deadline, behind=behind)
+                with self._transfer.source(entry, level, target, deadline) as source:
+                    left = self.land(entry, level, target, source, deadline, behind=behind)
+                del source
+                if left is not None:
+                    with self._books.changed:
+                        self._books.release_room(level, left)
             except TierFullError as full:
-                error = full.with_traceback(None)  # whose frames would keep the memory of the page
+                error = full.with_traceback(None)  # whose frames would keep the page's memory
                 continue
             return target
         assert error is not None, "demotion from the lowest tier"

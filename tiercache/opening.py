@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tiercache.config import StoreConfig, parse_size
+from tiercache.errors import ConfigError
 from tiercache.tiers import Tier, create_tier
+from tiercache.tiers.host import HostTier
+
+# Of host memory, the share that is set aside for what is on its way, and the most of it by default.
+_STAGING_SHARE = 8
+_STAGING_BYTES = 256 << 20
+_BLOCK = 4096
 
 
 def create_tiers(config: StoreConfig, *, pin: bool) -> list[Tier]:
@@ -13,7 +22,7 @@ def create_tiers(config: StoreConfig, *, pin: bool) -> list[Tier]:
         if isinstance(config.host, Tier):
             tiers.append(config.host)
         elif config.host is not None and parse_size(config.host, "host") > 0:
-            tiers.append(create_tier("host", parse_size(config.host, "host"), pin=pin))
+            tiers.append(_create_host(config, parse_size(config.host, "host"), pin=pin))
         if isinstance(config.disk, Tier):
             tiers.append(config.disk)
         elif config.disk_directories:
@@ -26,6 +35,32 @@ def create_tiers(config: StoreConfig, *, pin: bool) -> list[Tier]:
             tier.close()
         raise
     return tiers
+
+
+def _create_host(config: StoreConfig, budget_bytes: int, *, pin: bool) -> Tier:
+    """The host tier, of whose budget a part is staging."""
+    staging = config.staging_bytes
+    if staging is None:
+        staging = max(_BLOCK, min(budget_bytes // _STAGING_SHARE, _STAGING_BYTES))
+    if budget_bytes < staging + _BLOCK:
+        raise ConfigError(
+            "host: too small for one page and the staging that is set aside",
+            got=budget_bytes,
+            limit=f"{staging + _BLOCK} or more",
+            remedy="raise host, or leave it out",
+        )
+    return create_tier("host", budget_bytes - staging, staging_bytes=staging, pin=pin)
+
+
+def create_staging(config: StoreConfig, tiers: Sequence[Tier], *, pin: bool) -> HostTier:
+    """The tier whose staging part is used: the host tier, or one that has nothing else."""
+    for tier in tiers:
+        if isinstance(tier, HostTier) and tier.stats().staging_bytes:
+            return tier
+    staging = config.staging_bytes
+    if staging is None:
+        staging = max(_BLOCK, min(config.device_bytes, _STAGING_BYTES))
+    return HostTier(_BLOCK, staging_bytes=staging, pin=pin)
 
 
 def io_of(tiers: list[Tier]) -> str:

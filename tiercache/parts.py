@@ -21,14 +21,16 @@ from tiercache.entry import PageKey
 from tiercache.errors import StoreClosedError, StoreTimeoutError
 from tiercache.keeper import Keeper
 from tiercache.lending import Loans
-from tiercache.opening import create_tiers, io_of
+from tiercache.opening import create_staging, create_tiers, io_of
 from tiercache.placement import Books
 from tiercache.policy_note import PolicyNote, about
 from tiercache.promote import Promotion
 from tiercache.reading import Leases
+from tiercache.staging import Staging
 from tiercache.stats import Stats
 from tiercache.streams import Engines
 from tiercache.sums import Sums
+from tiercache.taking import HandOver
 from tiercache.threads import WorkerThreads
 from tiercache.tiers.base import Tier
 from tiercache.trace import AccessTrace, Timeline
@@ -44,10 +46,12 @@ class Parts:
     """What a store hands its work on to; each part says what it does."""
 
     books: Books
+    staging: Staging
     threads: WorkerThreads
     puts: Puts
     leases: Leases
     sums: Sums
+    hand_over: HandOver
     discards: Discards
     loans: Loans
     accesses: Accesses
@@ -64,6 +68,9 @@ class Parts:
             counts.bytes_capacity = {tier.name: tier.capacity_bytes for tier in books.tiers}
             counts.bytes_used = {tier.name: tier.used_bytes - tier.spare_bytes for tier in books.tiers}
             counts.bytes_kept = sum(tier.spare_bytes for tier in books.tiers)
+            counts.staging_capacity_bytes = self.staging.capacity_bytes
+            counts.staging_used_bytes = self.staging.used_bytes
+            counts.staging_peak_bytes = self.staging.peak_bytes
             counts.io = "" if books.closed else io_of(books.tiers)
             return counts
 
@@ -88,6 +95,7 @@ class Parts:
             raise StoreTimeoutError("close: a copy did not end", remedy="its tiers are left as they are")
         for tier in books.tiers:
             tier.close()
+        self.staging.close()
         for recorder in self.recorders:
             recorder.save()
 
@@ -121,7 +129,8 @@ def create_parts(
     namespace = hashlib.blake2b(_FORMAT + config.namespace, digest_size=32).digest()
     if trace is not None:
         _note_policies(books, config, trace, start_s)
-    transfer = Transfer(books, codecs, threads, namespace)
+    staging = create_staging(config, chosen, pin=engines.any_late)
+    transfer = Transfer(books, codecs, threads, staging, namespace)
     demotion = Demotion(transfer)
     room, timeout_s = demotion.room, config.timeout_s
     promotion = Promotion(transfer, room)
@@ -133,10 +142,12 @@ def create_parts(
     keeper = Keeper(transfer, demotion, namespace, timeout_s)
     return Parts(
         books=books,
+        staging=transfer.staging,
         threads=threads,
         puts=Puts(transfer, codecs, demotion, keeper, timeout_s),
         leases=leases,
         sums=Sums(transfer, room, promotion, timeout_s),
+        hand_over=HandOver(promotion, books, timeout_s),
         discards=discards,
         loans=loans,
         accesses=accesses,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -49,47 +48,23 @@ def page_meta(entry: Entry, namespace: bytes, codec: str, stored_bytes: int) -> 
     )
 
 
-class Source(Protocol):
-    """A payload that can be written somewhere."""
+class Source:
+    """A payload that can be written into a tier.
 
-    meta: PageMeta
+    Args:
+        meta: its record.
+        fill: writes it into an array of its size.
+        data: the payload where it lies in memory already; tiers that are not addressable need it.
+    """
 
-    def data(self) -> ByteArray:
-        """The payload as one array."""
-
-    def into(self, out: ByteArray) -> None:
-        """Fills `out`, of the payload's size."""
-
-
-class ArraySource:
-    """A payload that lies in addressable memory already."""
-
-    def __init__(self, data: ByteArray, meta: PageMeta) -> None:
-        self._data = data
+    def __init__(
+        self, meta: PageMeta, fill: Callable[[ByteArray], object], data: ByteArray | None = None
+    ) -> None:
         self.meta = meta
+        self.fill = fill
+        self.data = data
 
-    def data(self) -> ByteArray:
-        """The array itself."""
-        return self._data
-
-    def into(self, out: ByteArray) -> None:
-        """Copies it."""
-        np.copyto(out, self._data)
-
-
-class LateSource:
-    """A raw page in a device's own memory: `fetch` copies it to host memory and waits for that."""
-
-    def __init__(self, fetch: Callable[[ByteArray], None], meta: PageMeta) -> None:
-        self._fetch = fetch
-        self.meta = meta
-
-    def data(self) -> ByteArray:
-        """A copy in fresh memory."""
-        out = np.empty(self.meta.stored_bytes, np.uint8)
-        self._fetch(out)
-        return out
-
-    def into(self, out: ByteArray) -> None:
-        """Copies straight into `out`."""
-        self._fetch(out)
+    @classmethod
+    def of(cls, data: ByteArray, meta: PageMeta) -> Source:
+        """A payload that lies in memory."""
+        return cls(meta, lambda out: np.copyto(out, data), data)

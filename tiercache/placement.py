@@ -191,6 +191,14 @@ class Books:
     def vacate(self, entry: Entry, level: int, to_level: int | None = None) -> None:
         """Ends a valid place that nobody uses; `to_level` says that it was evicted, and where to."""
         assert to_level is None or entry.dead or entry.has_other_copy(level), f"{entry.key}: the only copy"
+        self._free(level, self._take_out(entry, level, to_level))
+
+    def detach(self, entry: Entry, level: int, to_level: int) -> Place:
+        """Ends an evicted place whose memory is still looked at: its room comes free by `release_room`."""
+        self.transient[level] += 1
+        return self._take_out(entry, level, to_level)
+
+    def _take_out(self, entry: Entry, level: int, to_level: int | None) -> Place:
         place = entry.vacate(level)
         if self._known(entry, level):
             if to_level is None:
@@ -199,7 +207,7 @@ class Books:
                 self.policies[level].evict(entry.id, to_level)
         if to_level is not None:
             self.counts.evictions += 1
-        self._free(level, place)
+        return place
 
     def pin(self, entry: Entry, place: Place, level: int, *, copy: bool = False) -> None:
         """Keeps a valid place where it is, for a lease or, transiently, for a copy."""

@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
 import torch
 
 from tiercache.entry import Entry, Place, Rise
 from tiercache.errors import PageCorruptError, PageMissingError
-from tiercache.payload import as_tensor, bytes_of
+from tiercache.payload import as_tensor, bytes_of, is_addressable
 from tiercache.room import Room
-from tiercache.streams import CopyEngine
+from tiercache.tiers.base import ByteArray, PageMeta
 from tiercache.transfer import Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The copy that a page comes up from, pinned, and the staging that its way up takes.
+
+    Attributes:
+        level, place: where it lies.
+        meta: its record.
+        memory: room for the payload where its tier has no memory of its own, then, for a device's copies, for the
+            decoded page; empty where neither is needed.
+    """
+
+    level: int
+    place: Place
+    meta: PageMeta
+    memory: Sequence[ByteArray]
 
 
 class Promotion:
@@ -30,15 +51,20 @@ class Promotion:
             PageMissingError: the page was discarded meanwhile.
             PageCorruptError: the last copy failed its proof; the page is gone and the caller captures again.
             TierIOError: a read was refused; the page stays where it is.
+            TierFullError, StoreTimeoutError: staging could not be had; the page stays where it is.
         """
         books = self._books
         place = rise.place
         assert place is not None
         try:
-            while not self._fill(entry, place, rise, deadline, keep=keep):
+            if rise.level == 0:
+                self._stage(entry)
+            while not self._fill(entry, place, rise.level, deadline, keep=keep):
                 pass
         except BaseException as error:
             rise.error = error
+            with books.changed:
+                books.release_room(rise.level, place)
             raise
         finally:
             with books.changed:
@@ -47,153 +73,169 @@ class Promotion:
                 books.settle(entry)
         return place
 
-    def _fill(self, entry: Entry, place: Place, rise: Rise, deadline: float, *, keep: bool) -> bool:
+    def _fill(self, entry: Entry, place: Place, target: int, deadline: float, *, keep: bool) -> bool:
         """One try; False when a copy failed its proof and another is left."""
-        books, target = self._books, rise.level
-        with books.changed:
-            level = entry.source()
-            if entry.dead or level is None or level <= target:
-                books.release_room(target, place)
-                raise PageMissingError(f"read {entry.key}: the page was discarded")
-            below = entry.places[level]
-            assert below is not None
-            books.pin(entry, below, level, copy=True)
-            books.use(entry, level)
-            entry.begin(target, place)
-        start_s = books.clock.now()
-        try:
-            if target == 0:
-                place.tensor, place.ready, loose = self.fetch(entry, level, deadline)
-            else:
-                loose = False
-                self._fill_tier(entry, level, target, place)
-        except BaseException as error:
+        books = self._books
+        with self.origin(entry, target, deadline) as origin:
             with books.changed:
-                entry.vacate(target)
-                books.unpin(entry, below, level, copy=True)
-                if isinstance(error, PageCorruptError) and self._drop_corrupt(entry, level):
-                    return False
-                books.release_room(target, place)
-            raise
-        with books.changed:
-            self._transfer.count(entry, level, target, entry.num_bytes, start_s)
-            books.publish(entry, target)
-            if keep:
-                books.pin(entry, place, target)
-            if not loose:
-                books.unpin(entry, below, level, copy=True)
-            if entry.is_sum and entry.places[level] is below and below.pins == 0:
-                books.vacate(entry, level)
+                books.use(entry, origin.level)
+                entry.begin(target, place)
+            start_s, loose = books.clock.now(), False
+            try:
+                if target == 0:
+                    place.tensor, place.ready, loose = self.fetch(entry, origin, deadline)
+                else:
+                    self._fill_tier(origin, target, place)
+            except BaseException as error:
+                with books.changed:
+                    entry.vacate(target)
+                    books.unpin(entry, origin.place, origin.level, copy=True)
+                    if isinstance(error, PageCorruptError) and self._drop_corrupt(entry, origin.level):
+                        return False
+                raise
+            with books.changed:
+                self._transfer.count(entry, origin.level, target, entry.num_bytes, start_s)
+                books.publish(entry, target)
+                if keep:
+                    books.pin(entry, place, target)
+                if not loose:
+                    books.unpin(entry, origin.place, origin.level, copy=True)
+                if entry.is_sum and entry.places[origin.level] is origin.place and origin.place.pins == 0:
+                    books.vacate(entry, origin.level)
         return True
 
-    def fetch(self, entry: Entry, level: int, deadline: float) -> tuple[torch.Tensor, object, bool]:
-        """The page of a place pinned by the caller, as a fresh tensor on its device.
+    @contextmanager
+    def origin(self, entry: Entry, target: int, deadline: float) -> Iterator[Origin]:
+        """The best copy below `target`, pinned for the caller, who ends the pin, and staging for its way up.
 
-        Returns:
-            The tensor, the event after which it may be read, and whether the pin ends by itself later.
+        Raises:
+            PageMissingError: the page was discarded.
+            TierFullError, StoreTimeoutError: staging could not be had.
         """
         books = self._books
-        below = entry.places[level]
-        assert below is not None
-        assert below.meta is not None
-        engine, meta = books.engines.of(entry.device), below.meta
-        tensor = engine.empty(entry.shape, entry.dtype, entry.device)
-        if engine.late:
-            return tensor, *self._fetch_late(entry, level, tensor, engine, deadline)
-        staged = self._stage(entry, level) if level > 1 and books.is_selective(1) else None
-        source, origin = (below, level) if staged is None else (staged, 1)
-        try:
-            if meta.codec == "raw":
-                self._transfer.read(books.tiers[origin], source.slot, bytes_of(tensor), meta)
-            else:
-                self._transfer.codecs.decode(self._transfer.stored(entry, origin), meta, tensor)
-        finally:
-            if staged is not None:
+        while True:
+            with books.changed:
+                level, place, meta = self._best(entry, target)
+            sizes = self._sizes(entry, level, target, meta)
+            with self._transfer.staging.borrow(sizes, deadline, f"read {entry.key}") as memory:
+                # Nothing below was held while waiting for staging, so the copy may have moved.
                 with books.changed:
-                    books.unpin(entry, staged, 1, copy=True)
-        return tensor, None, False
+                    if entry.places[level] is not place:
+                        continue
+                    books.pin(entry, place, level, copy=True)
+                yield Origin(level, place, meta, memory)
+                return
 
-    def _fetch_late(
-        self, entry: Entry, level: int, tensor: torch.Tensor, engine: CopyEngine, deadline: float
-    ) -> tuple[object, bool]:
-        """Starts the copy to a device; the source stays pinned until its event."""
-        books, below = self._books, entry.places[level]
-        assert below is not None
-        assert below.meta is not None
-        staged = self._stage(entry, level)
-        try:
-            payload = self._transfer.stored(entry, level if staged is None else 1)
-            if below.meta.codec == "raw":
-                host = as_tensor(payload, entry.dtype, entry.shape)
+    def _best(self, entry: Entry, target: int) -> tuple[int, Place, PageMeta]:
+        level = entry.source()
+        if entry.dead or level is None or level <= target:
+            raise PageMissingError(f"read {entry.key}: the page was discarded")
+        place = entry.places[level]
+        assert place is not None
+        assert place.meta is not None
+        return level, place, place.meta
+
+    def _sizes(self, entry: Entry, level: int, target: int, meta: PageMeta) -> list[int]:
+        """The staging that the way from `level` to `target` takes."""
+        tiers, coded = self._books.tiers, meta.codec != "raw"
+        late = target == 0 and self._books.engines.of(entry.device).late
+        sizes = []
+        direct = is_addressable(tiers[target]) if target > 0 else not coded and not late
+        if not direct and not is_addressable(tiers[level]):
+            sizes.append(meta.stored_bytes)
+        if coded and late:
+            sizes.append(entry.num_bytes)
+        return sizes
+
+    def fetch(self, entry: Entry, origin: Origin, deadline: float) -> tuple[torch.Tensor, object, bool]:
+        """The page as a fresh tensor on its device.
+
+        Returns:
+            The tensor, the event after which it may be read, and whether the origin's pin ends by itself later.
+        """
+        books, meta = self._books, origin.meta
+        engine = books.engines.of(entry.device)
+        tensor = engine.empty(entry.shape, entry.dtype, entry.device)
+        if not engine.late:
+            if meta.codec == "raw":
+                self._transfer.read(books.tiers[origin.level], origin.place.slot, bytes_of(tensor), meta)
             else:
-                host = torch.empty(entry.shape, dtype=entry.dtype)
-                self._transfer.codecs.decode(payload, below.meta, host)
-            event = engine.to_device(host, tensor)
-        except BaseException:
-            if staged is not None:
-                with books.changed:
-                    books.unpin(entry, staged, 1, copy=True)
-            raise
-        keep_alive = [host]
-        if entry.is_sum:
+                self._transfer.codecs.decode(self._payload(origin), meta, tensor)
+            return tensor, None, False
+        payload = self._payload(origin)
+        if meta.codec == "raw":
+            host = as_tensor(payload, entry.dtype, entry.shape)
+        else:
+            host = as_tensor(origin.memory[-1], entry.dtype, entry.shape)
+            self._transfer.codecs.decode(payload, meta, host)
+        event = engine.to_device(host, tensor)
+        if origin.memory or entry.is_sum:
+            # Staging goes back with this call, and a sum is changed after it.
             engine.finish(event, deadline, books.clock)
-            return event, False
+            return tensor, event, False
 
         def let_go() -> None:
-            keep_alive.clear()
             with books.changed:
-                books.unpin(entry, below, level, copy=True)
-                if staged is not None:
-                    books.unpin(entry, staged, 1, copy=True)
+                books.unpin(entry, origin.place, origin.level, copy=True)
 
         self._transfer.after(event, entry, deadline, let_go)
-        return event, True
+        return tensor, event, True
 
-    def _stage(self, entry: Entry, level: int) -> Place | None:
+    def _payload(self, origin: Origin) -> ByteArray:
+        """The payload as memory: the tier's own, or staging that it is read into."""
+        tier, slot, meta = self._books.tiers[origin.level], origin.place.slot, origin.meta
+        view = tier.view(slot)
+        if view is not None:
+            return view[: meta.stored_bytes]
+        self._transfer.read(tier, slot, origin.memory[0], meta)
+        return origin.memory[0]
+
+    def _stage(self, entry: Entry) -> None:
         """Brings a disk page's payload into the host tier, if that admits it and has room at once.
 
         A device copies from there; on the CPU it is how a page that the host refused gets in when it is read again.
         """
         books = self._books
-        if level < 2 or entry.is_sum:
-            return None
-        below = entry.places[level]
-        assert below is not None
-        assert below.meta is not None
         with books.changed:
-            if (
-                entry.dead
-                or entry.places[1] is not None
-                or not books.admits(entry, 1, below.meta.stored_bytes)
-            ):
-                return None
+            level = entry.source()
+            if level is None or level < 2 or entry.is_sum or entry.dead or entry.places[1] is not None:
+                return
+            if not books.engines.of(entry.device).late and not books.is_selective(1):
+                return
+            below = entry.places[level]
+            assert below is not None
+            assert below.meta is not None
+            if not is_addressable(books.tiers[1]) or not books.admits(entry, 1, below.meta.stored_bytes):
+                return
             place = self._room.acquire_at_once(1, below.meta.stored_bytes)
             if place is None:
-                return None
+                return
+            books.pin(entry, below, level, copy=True)
             entry.begin(1, place)
+        filled = False
         try:
-            self._fill_tier(entry, level, 1, place)
-        except BaseException:
+            self._fill_tier(Origin(level, below, below.meta, ()), 1, place)
+            filled = True
+        except (PageCorruptError, OSError):
+            pass  # the copy to the device meets the same and settles what becomes of the page
+        finally:
             with books.changed:
-                books.abort(entry, 1)
-            raise
-        with books.changed:
-            books.publish(entry, 1)
-            books.pin(entry, place, 1, copy=True)
-        return place
+                if filled:
+                    books.publish(entry, 1)
+                else:
+                    books.abort(entry, 1)
+                books.unpin(entry, below, level, copy=True)
 
-    def _fill_tier(self, entry: Entry, level: int, target: int, place: Place) -> None:
-        """Copies a payload as it is from a pinned place into a tier above it."""
-        below, tier = entry.places[level], self._books.tiers[target]
-        assert below is not None
-        assert below.meta is not None
-        place.meta = below.meta
+    def _fill_tier(self, origin: Origin, target: int, place: Place) -> None:
+        """Copies a payload as it is into a tier above it."""
+        meta, tier = origin.meta, self._books.tiers[target]
+        place.meta = meta
         view = tier.view(place.slot)
         if view is None:
-            tier.write(place.slot, self._transfer.stored(entry, level), below.meta)
+            tier.write(place.slot, self._payload(origin), meta)
         else:
-            payload = view[: below.meta.stored_bytes]
-            self._transfer.read(self._books.tiers[level], below.slot, payload, below.meta)
+            below = self._books.tiers[origin.level]
+            self._transfer.read(below, origin.place.slot, view[: meta.stored_bytes], meta)
 
     def _drop_corrupt(self, entry: Entry, level: int) -> bool:
         """Ends a copy that failed its proof; True when another copy is left to try."""

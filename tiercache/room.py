@@ -132,7 +132,7 @@ class Room:
         dropped, loaded = 0, None
         for entry in self._victims(level, num_bytes):
             place = entry.places[level]
-            if place is None or not place.valid or place.pins:
+            if place is None or not place.valid or place.pins or entry.busy:
                 continue
             if self._is_spare(entry, level):
                 books.vacate(entry, level, self._spare_level(entry, level))
@@ -195,8 +195,13 @@ class Room:
         return -1
 
     def _may_change(self, level: int) -> bool:
-        """Whether waiting can help: copies in progress, or leases of other threads."""
+        """Whether waiting can help: copies and changes in progress, or leases of other threads."""
         books = self._books
         if books.transient[level] > 0:
             return True
-        return level == 0 and books.foreign_leases(threading.get_ident())
+        if level > 0:
+            return False
+        # A page that is being changed on the device is so for a moment; further down it may wait for staging.
+        if any(entry is not None and entry.busy and entry.places[0] is not None for entry in books.by_id):
+            return True
+        return books.foreign_leases(threading.get_ident())

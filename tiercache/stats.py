@@ -15,6 +15,8 @@ class Stats:
         bytes_kept: bytes on disk of persistent pages that nobody holds; they give way when room is needed.
         bytes_peak: most bytes in use at any instant, by tier.
         bytes_capacity: budgets, by tier.
+        staging_used_bytes, staging_peak_bytes, staging_capacity_bytes: the same of the host memory for what is on
+            its way between tiers.
         bytes_moved: traffic by direction, as in "device->host".
         pages: pages that exist now.
         hits: reads that found their page on the device.
@@ -27,6 +29,7 @@ class Stats:
         evictions: copies removed from a tier to make room.
         dropped: pages that had to give room and were forgotten, for computing them again takes less than their reload.
         demotion_errors: transfers down that failed; their pages stayed where they were.
+        uncoded: times that a page went down as raw bytes because staging was too small for its codec.
         lost_pages: pages whose only record failed its proof.
         io: what the disk tier uses ("io_uring", "threads", "buffered"), "" without one.
     """
@@ -34,6 +37,9 @@ class Stats:
     bytes_used: dict[str, int] = field(default_factory=dict)
     bytes_peak: dict[str, int] = field(default_factory=dict)
     bytes_capacity: dict[str, int] = field(default_factory=dict)
+    staging_used_bytes: int = 0
+    staging_peak_bytes: int = 0
+    staging_capacity_bytes: int = 0
     bytes_moved: dict[str, int] = field(default_factory=dict)
     bytes_kept: int = 0
     pages: int = 0
@@ -49,6 +55,7 @@ class Stats:
     evictions: int = 0
     dropped: int = 0
     demotion_errors: int = 0
+    uncoded: int = 0
     lost_pages: int = 0
     io: str = ""
 

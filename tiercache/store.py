@@ -56,9 +56,9 @@ class TierStore:
 
     Implementation notes. This class is the door: it looks pages up and hands the work on to its `Parts`. `Books`
     holds the state and the lock; `Entrance` lets calls in; `Accesses` notes each access for the plan and the trace;
-    `Puts`, `Leases` and `Sums` carry out what callers ask for; `Room` and `Demotion` make room; `Promotion` brings
-    pages up; `Cleaner` and the look-ahead of `Follower` run beside compute on `WorkerThreads`. Nothing blocks while
-    the lock is held.
+    `Puts`, `Leases`, `Sums` and `HandOver` carry out what callers ask for; `Room` and `Demotion` make room;
+    `Promotion` brings pages up; `Staging` lends the memory that copies take; `Cleaner` and the look-ahead of
+    `Follower` run beside compute on `WorkerThreads`. Nothing blocks while the lock is held.
 
     Args:
         config: options, validated.
@@ -86,6 +86,7 @@ class TierStore:
         parts = create_parts(config, tiers, create_policy, clock or Clock(), self._note_bug)
         self._parts, self._books, self._entrance = parts, parts.books, parts.entrance
         self._puts, self._leases, self._sums = parts.puts, parts.leases, parts.sums
+        self._hand_over = parts.hand_over
         self._discards, self._loans, self._accesses = parts.discards, parts.loans, parts.accesses
 
     def __enter__(self) -> Self:
@@ -194,7 +195,7 @@ class TierStore:
         self._entrance.check_process()
         with self._books.changed:
             self._entrance.begin("take", key)
-        return self._sums.take(key)
+        return self._hand_over.take(key)
 
     def contains(self, key: PageKey) -> bool:
         """Whether a read would find the page."""

@@ -1,4 +1,4 @@
-"""Sums and hand-overs: pages that change in place, and pages that leave the store."""
+"""Sums: pages that change in place."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from tiercache.payload import as_tensor, is_addressable
 from tiercache.placement import Books
 from tiercache.promote import Promotion
 from tiercache.room import Room
+from tiercache.taking import idle_entry
 from tiercache.transfer import Transfer
 
 
 class Sums:
-    """Adds to sums where they live, and takes pages out. Its methods run outside the lock.
+    """Adds to sums where they live. Its methods run outside the lock.
 
     An entry is `busy` while one thread changes or removes it; its place is pinned as for a copy, so it is not
     chosen as a victim, and everybody else waits.
@@ -32,50 +33,46 @@ class Sums:
 
     def add(self, key: PageKey, tensor: torch.Tensor) -> None:
         """Adds `tensor` to a sum, which is created when absent."""
+        deadline = self._books.clock.now() + self._timeout_s
+        late = self._books.engines.of(tensor.device).late
+        while not self._try(key, tensor, None if late else tensor, deadline):
+            # Staging is borrowed before anything below the device is taken hold of: see Staging.
+            with self._transfer.host_copy(tensor, deadline, f"accumulate {key}") as addend:
+                if self._try(key, tensor, addend, deadline):
+                    return
+
+    def _try(self, key: PageKey, tensor: torch.Tensor, addend: torch.Tensor | None, deadline: float) -> bool:
+        """Adds a tensor; False when staging must be borrowed for it, or given back, before that can be done.
+
+        `addend`: the same in host memory, when it is there.
+        """
         books = self._books
-        start_s = books.clock.now()
-        deadline = start_s + self._timeout_s
         while True:
             with books.changed:
-                entry = self._idle(key, f"accumulate {key}", deadline)
+                entry = idle_entry(books, key, f"accumulate {key}", deadline)
                 if entry is None:
-                    entry = self._new(key, tensor)
-                    level = -1
+                    entry, level = self._new(key, tensor), -1
                 else:
                     check_addend(entry, tensor)
                     source = entry.source()
                     assert source is not None
                     level = source
-                    if level in self._in_place:
+                    in_place = level in self._in_place
+                    if in_place and level > 0 and addend is None:
+                        return False
+                    if not in_place and addend is not None and addend is not tensor:
+                        return False
+                    if in_place:
                         place = entry.places[level]
                         assert place is not None
                         books.pin(entry, place, level, copy=True)
                     entry.busy = True
             if level < 0:
-                self._create(entry, tensor, deadline)
-                return
-            if level in self._in_place:
-                self._add_at(entry, level, tensor, deadline)
-                return
+                return self._create(entry, tensor, addend, deadline)
+            if in_place:
+                self._add_at(entry, level, tensor if level == 0 else addend)
+                return True
             self._raise_sum(entry, deadline)
-
-    def _idle(self, key: PageKey, what: str, deadline: float) -> Entry | None:
-        """The entry once no thread changes or moves it; the lock is held."""
-        books = self._books
-        while True:
-            entry = books.table.get(key)
-            if entry is None:
-                return None
-            if entry.leases:
-                raise PageStateError(f"{what}: the page is leased", remedy="end the lease first")
-            moving = any(place is not None and (place.pins or not place.valid) for place in entry.places)
-            if entry.visible and not entry.busy and entry.rise is None and not moving:
-                return entry
-            rise = entry.rise
-            if rise is not None and not rise.started:
-                books.abandon(entry, rise, PageStateError(f"{what}: changed before it came up"))
-                continue
-            books.wait(deadline, what)
 
     def _new(self, key: PageKey, tensor: torch.Tensor) -> Entry:
         entry = Entry(
@@ -85,44 +82,74 @@ class Sums:
         self._books.enter(entry)
         return entry
 
-    def _create(self, entry: Entry, tensor: torch.Tensor, deadline: float) -> None:
+    def _create(
+        self, entry: Entry, tensor: torch.Tensor, addend: torch.Tensor | None, deadline: float
+    ) -> bool:
         """Makes a new sum of its first addend; where nothing has room it was never there."""
         books = self._books
         try:
-            level, place = self._room_for(entry, deadline)
+            found = self._room_for(entry, tensor, addend, deadline)
+            if found is None:
+                self._forget(entry)
+                return False
+            level, place = found
             with books.changed:
                 entry.begin(level, place)
             try:
-                if level == 0:
-                    engine = books.engines.of(entry.device)
-                    place.tensor = engine.clone(tensor, entry.dtype)
-                    place.ready = engine.mark(place.tensor)
-                else:
-                    self._write_host(entry, level, place, tensor, deadline, first=True)
+                self._begin_at(entry, level, place, tensor if level == 0 else addend)
             except BaseException:
                 with books.changed:
                     books.abort(entry, level)
                 raise
         except BaseException:
-            with books.changed:
-                entry.busy = False
-                books.bury(entry)
+            self._forget(entry)
             raise
         with books.changed:
             books.publish(entry, level)
             self._settle(entry)
             entry.visible = True
             books.counts.puts += 1
+        return True
 
-    def _room_for(self, entry: Entry, deadline: float) -> tuple[int, Place]:
-        """Free room on the device, else in host memory; else whatever eviction can make, from the device down."""
+    def _forget(self, entry: Entry) -> None:
+        with self._books.changed:
+            entry.busy = False
+            self._books.bury(entry)
+
+    def _begin_at(self, entry: Entry, level: int, place: Place, first: torch.Tensor | None) -> None:
+        assert first is not None
+        if level == 0:
+            engine = self._books.engines.of(entry.device)
+            place.tensor = engine.clone(first, entry.dtype)
+            place.ready = engine.mark(place.tensor)
+        else:
+            place.meta = self._transfer.raw_meta(entry)
+            self._total(entry, level, place).copy_(first)
+
+    def _room_for(
+        self, entry: Entry, tensor: torch.Tensor, addend: torch.Tensor | None, deadline: float
+    ) -> tuple[int, Place] | None:
+        """Free room on the device, else in host memory; else whatever eviction can make, from the device down.
+
+        None when only host memory may have room and the addend is not there.
+        """
         books = self._books
+        levels = self._in_place if addend is not None else [0]
         with books.changed:
-            for level in self._in_place:
+            for level in levels:
                 place = books.reserve(level, entry.num_bytes)
                 if place is not None:
                     return level, place
-        return self._make_room(entry, deadline)
+        if addend is tensor:
+            return self._make_room(entry, deadline)
+        # Of a device's tensor. Once it is staged, eviction on the device has failed already.
+        level = levels[-1]
+        try:
+            return level, self._room.acquire(level, entry.num_bytes, f"accumulate {entry.key}", deadline)
+        except TierFullError:
+            if addend is not None or len(self._in_place) == 1:
+                raise
+            return None
 
     def _make_room(self, entry: Entry, deadline: float) -> tuple[int, Place]:
         # On the CPU host memory is as good as the device's budget, and is not what pages are read through.
@@ -138,21 +165,22 @@ class Sums:
                 return level, place
         raise AssertionError("the device takes sums")
 
-    def _add_at(self, entry: Entry, level: int, tensor: torch.Tensor, deadline: float) -> None:
+    def _add_at(self, entry: Entry, level: int, addend: torch.Tensor | None) -> None:
         """Adds in place at a level that this thread has pinned."""
         books = self._books
         place = entry.places[level]
         assert place is not None
+        assert addend is not None
         try:
             if level == 0:
                 assert place.tensor is not None
                 engine = books.engines.of(entry.device)
                 engine.wait(place.ready, place.tensor)
                 engine.use(place.tensor)
-                engine.add(place.tensor, tensor)
+                engine.add(place.tensor, addend)
                 place.ready = engine.mark(place.tensor)
             else:
-                self._write_host(entry, level, place, tensor, deadline, first=False)
+                self._total(entry, level, place).add_(addend)
         finally:
             with books.changed:
                 books.unpin(entry, place, level, copy=True)
@@ -160,26 +188,11 @@ class Sums:
                     books.use(entry, level)
                 self._settle(entry)
 
-    def _write_host(
-        self, entry: Entry, level: int, place: Place, tensor: torch.Tensor, deadline: float, *, first: bool
-    ) -> None:
-        """Adds to, or begins, a sum in the memory of a tier below the device."""
-        books = self._books
-        engine = books.engines.of(entry.device)
-        tier, size = books.tiers[level], entry.num_bytes
-        if first:
-            place.meta = self._transfer.raw_meta(entry)
-        view = tier.view(place.slot)
-        assert view is not None, f"the {tier.name} tier is not addressable"
-        total = as_tensor(view[:size], entry.dtype, entry.shape)
-        if engine.late:
-            copy = torch.empty(tensor.shape, dtype=tensor.dtype)
-            engine.finish(engine.to_host(tensor, copy, engine.mark(tensor)), deadline, books.clock)
-            tensor = copy
-        if first:
-            total.copy_(tensor)
-        else:
-            total.add_(tensor)
+    def _total(self, entry: Entry, level: int, place: Place) -> torch.Tensor:
+        """A sum in the memory of a tier below the device."""
+        view = self._books.tiers[level].view(place.slot)
+        assert view is not None, f"level {level} is not addressable"
+        return as_tensor(view[: entry.num_bytes], entry.dtype, entry.shape)
 
     def _raise_sum(self, entry: Entry, deadline: float) -> None:
         """Brings a sum up from where it cannot be added to, and lets others at it again."""
@@ -199,58 +212,6 @@ class Sums:
         entry.busy = False
         self._books.settle(entry)
         self._books.notify()
-
-    # Hand-over
-
-    def take(self, key: PageKey) -> torch.Tensor | None:
-        """Removes a page and returns its bytes as the caller's own tensor; None when absent."""
-        books = self._books
-        deadline = books.clock.now() + self._timeout_s
-        with books.changed:
-            entry = self._idle(key, f"take {key}", deadline)
-            if entry is None:
-                return None
-            level = entry.source()
-            assert level is not None
-            place = entry.places[level]
-            assert place is not None
-            engine = books.engines.of(entry.device)
-            if level == 0 and entry.refs == 1:
-                tensor = place.tensor
-                assert tensor is not None
-                engine.wait(place.ready, tensor)
-                engine.use(tensor)
-                place.tensor = None  # handed over, not freed
-                books.bury(entry)
-                return tensor
-            entry.busy = True
-            books.pin(entry, place, level, copy=True)
-        loose = taken = False
-        try:
-            tensor, loose = self._copy_out(entry, level, place, deadline)
-            taken = True
-        finally:
-            with books.changed:
-                if not loose:
-                    books.unpin(entry, place, level, copy=True)
-                self._settle(entry)
-                if taken:
-                    entry.refs -= 1
-                    if entry.refs == 0:
-                        books.bury(entry)
-        return tensor
-
-    def _copy_out(self, entry: Entry, level: int, place: Place, deadline: float) -> tuple[torch.Tensor, bool]:
-        engine = self._books.engines.of(entry.device)
-        if level == 0:
-            assert place.tensor is not None
-            engine.wait(place.ready, place.tensor)
-            engine.use(place.tensor)
-            return engine.clone(place.tensor, entry.dtype), False
-        tensor, ready, loose = self._promotion.fetch(entry, level, deadline)
-        engine.wait(ready, tensor)
-        engine.use(tensor)
-        return tensor, loose
 
 
 def dtype_of_sum(tensor: torch.Tensor) -> torch.dtype:

@@ -10,7 +10,7 @@ from tiercache.entry import Entry, PageKey, Place
 from tiercache.errors import InputError, PageStateError, TierFullError
 from tiercache.keeper import Keeper
 from tiercache.payload import Source
-from tiercache.transfer import Transfer
+from tiercache.transfer import Transfer, is_plain
 
 
 class Puts:
@@ -132,23 +132,16 @@ class Puts:
         return True
 
     def _put_below(self, entry: Entry, tensor: torch.Tensor, deadline: float, full: TierFullError) -> None:
-        engine = self._books.engines.of(entry.device)
-        dense = plain(tensor)
-        ready = engine.mark(dense)
-        made: dict[object, Source] = {}
-
-        def source(level: int) -> Source:
-            codec = self._codecs.at(entry, self._books.tiers[level])
-            if codec not in made:
-                made[codec] = self._transfer.tensor_source(entry, dense, ready, level, deadline, again=False)
-            return made[codec]
-
+        tensor = tensor.detach()
+        ready = self._books.engines.of(entry.device).mark(tensor)
+        source_for = self._transfer.tensor_source
         error: TierFullError = full
-        for level in self._demotion.order_below(entry, 0, source(1).meta.stored_bytes):
+        for level in self._demotion.order_below(entry, 0):
             try:
-                self._demotion.land(entry, 0, level, source(level), deadline)
+                with source_for(entry, tensor, ready, level, deadline, again=False) as source:
+                    self._demotion.land(entry, 0, level, source, deadline)
             except TierFullError as below:
-                error = below.with_traceback(None)  # whose frames would keep the memory of the page
+                error = below.with_traceback(None)  # whose frames would keep the page's memory
                 continue
             return
         raise error
@@ -176,11 +169,12 @@ class Puts:
             def write_through(source: Source) -> None:
                 self._write_through(entry, source, deadline)
 
-            place.tensor = self._transfer.fix(entry, tensor, write_through)
-        elif own and may_keep(tensor, entry.num_bytes):
-            place.tensor = tensor.detach()
-        else:
-            place.tensor = engine.clone(plain(tensor, dense=False), entry.dtype)
+            place.tensor = self._transfer.fix(entry, tensor.detach(), deadline, write_through)
+            if place.tensor is None:
+                entry.coding = entry.coding.exact()
+        if place.tensor is None:
+            keep = own and may_keep(tensor, entry.num_bytes)
+            place.tensor = tensor.detach() if keep else engine.clone(tensor.detach(), entry.dtype)
         place.ready = engine.mark(place.tensor)
 
 
@@ -191,19 +185,6 @@ def check_page(tensor: torch.Tensor, what: str) -> None:
         raise InputError(f"{what}: not a dense tensor", got=kind, remedy="put strided tensors")
 
 
-def plain(tensor: torch.Tensor, *, dense: bool = True) -> torch.Tensor:
-    """The tensor without graph and lazy bits, contiguous if asked."""
-    tensor = tensor.detach()
-    if tensor.is_conj() or tensor.is_neg():
-        tensor = tensor.resolve_conj().resolve_neg()
-    return tensor.contiguous() if dense else tensor
-
-
 def may_keep(tensor: torch.Tensor, num_bytes: int) -> bool:
     """Whether a tensor that is handed over is all there is in its memory."""
-    return (
-        tensor.is_contiguous()
-        and not tensor.is_conj()
-        and not tensor.is_neg()
-        and tensor.untyped_storage().nbytes() <= num_bytes + 512
-    )
+    return is_plain(tensor) and tensor.untyped_storage().nbytes() <= num_bytes + 512

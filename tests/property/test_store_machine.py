@@ -148,6 +148,7 @@ class StoreMachine(RuleBasedStateMachine):
         stats = self.store.stats()
         for name, capacity in stats.bytes_capacity.items():
             assert stats.bytes_used[name] <= stats.bytes_peak[name] <= capacity
+        assert stats.staging_used_bytes <= stats.staging_peak_bytes <= stats.staging_capacity_bytes
         assert stats.pages == len(self.pages) + len(self.sums)
         for _, lease, expected in self.leases:
             assert torch.equal(lease.tensor, expected)

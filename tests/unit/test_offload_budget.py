@@ -67,7 +67,7 @@ def test_trap_27_a_budget_below_the_largest_tensor(device: Any, host: Any, tmp_p
 def test_trap_27_nothing_has_room() -> None:
     from tiercache.errors import TierFullError
 
-    with small_store(device="1KiB", host="4KiB") as store:
+    with small_store(device="1KiB", host="8KiB") as store:
         with pytest.raises(TierFullError), offload(store, min_bytes=0):
             tiny_model()(batch())
         assert_empty(store)

@@ -198,7 +198,8 @@ def test_no_page_is_lost_to_admission():
     """Where nothing below has room, a tier takes what it would have refused."""
     with open_store(
         device=4 * PAGE,
-        host=2 * PAGE,
+        host=3 * PAGE,
+        staging=PAGE,
         policy="lru",
         admission="size",
         admission_limit={"device": 1, "host": 1},

@@ -104,8 +104,11 @@ class FakeTier:
 def encoded(codecs, page):
     entry = Entry(key(1), page.dtype, tuple(page.shape), page.device, 2)
     entry.coding = codecs.of(key(1))
-    source = codecs.encode(entry, page, FakeTier(), bytes(32), again=True)
-    return source.data(), source.meta
+    memory = [
+        torch.zeros(size, dtype=torch.uint8).numpy() for size in codecs.sizes(entry, FakeTier(), again=True)
+    ]
+    source = codecs.encode(entry, page, FakeTier(), bytes(32), memory, again=True)
+    return source.data, source.meta
 
 
 def test_a_lost_table_is_a_lost_page_and_never_a_wrong_one(tmp_path):

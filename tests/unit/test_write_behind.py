@@ -33,7 +33,8 @@ def test_pages_do_not_push_each_other_out_for_ever(
     With a plan the pages that the device would evict first are those that the host would evict first as well.
     """
     disk = {"disk": tmp_path, "disk_capacity": "64MiB"} if on_disk else {}
-    with open_store(16 * PAGE, host=host_pages * (PAGE + 512), **disk) as store:
+    host, staging = host_pages * (PAGE + 512), 4096
+    with open_store(16 * PAGE, host=host + staging, staging=staging, **disk) as store:
         pages = 16 + (2 * host_pages if on_disk else 0)
         if planned:
             store.follow(

@@ -82,6 +82,11 @@ class HostTier(Tier):
         return 0 if self._arena is None else self._arena.used_bytes
 
     @property
+    def staging_used_bytes(self) -> int:
+        """Bytes of the pages that are lent out of the staging part."""
+        return 0 if self._arena is None else int(self._arena.stats().staging_used_bytes)
+
+    @property
     def pinned(self) -> bool:
         """True when the CUDA runtime has page-locked the arena."""
         return self._open().cuda_registered
