@@ -1,7 +1,10 @@
 """Families with recurrent or convolution states: gradients on trees are those of dense training.
 
-Their scans compute in fp32 whatever the weights are, so they are tested in fp32, in which dense training itself
-is 1e-7 to 1e-5 off its fp64 weights. The limit is 1e-5; Zamba2's is 1e-4, for its dense training is 1e-5 off.
+Their scans compute in fp32 whatever the weights are, so they are tested in fp32 with the limit 1e-5; what Zamba2's
+long sums of states leave of fp32 is more, 2e-5, and its limit is 1e-4. A delta rule amplifies rounding: on one tree the
+chunked and the plain form of one and the same dense training are 5e-6 apart, and a replay's other chunks were 2e-5
+away: their limit is 5e-5.
+So what delta rules carry from node to node is tested in fp64, with the rule written out; there it is 1e-7.
 """
 
 import functools
@@ -18,7 +21,7 @@ from transformers import DynamicCache
 from tiercache import open_store
 from tiercache.runtime import BranchReplay
 
-LIMIT = {"zamba2": 1e-4}
+LIMIT = {"zamba2": 1e-4, "qwen3_next": 5e-5, "qwen3_5": 5e-5, "olmo_hybrid": 5e-5}
 FAMILIES = tuple(model_zoo.STATES)
 ONE_OF_EACH_KIND = ("lfm2", "qwen3_next", "falcon_h1", "minimax")
 
@@ -50,7 +53,7 @@ def test_fp64_weights_whose_logits_are_fp32():
 
 
 @pytest.mark.parametrize("tree", ["chain_of_5", "rows_of_one", "shared_scores", "row_inside_row"])
-@pytest.mark.parametrize("name", ["lfm2", "qwen3_next"])
+@pytest.mark.parametrize("name", ["lfm2", "falcon_h1"])
 def test_trees(name, tree):
     assert _error(name, tree) < _limit(name)
 
@@ -64,7 +67,7 @@ def test_whole_product(name, activations):
 
 
 @pytest.mark.parametrize("activations", ["recompute", "attention", "all"])
-@pytest.mark.parametrize("name", ONE_OF_EACH_KIND)
+@pytest.mark.parametrize("name", [name for name in ONE_OF_EACH_KIND if name != "qwen3_next"])
 def test_what_capture_leaves(name, activations):
     assert _error(name, "chain_of_2", prefix_activations=activations) < _limit(name)
 
@@ -89,14 +92,23 @@ def _normalised(x):
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
 
-def test_what_delta_rule_models_miss_in_fp32_is_rounding(monkeypatch):
+@pytest.mark.parametrize("activations", ["layer_inputs", "recompute", "attention", "all"])
+@pytest.mark.parametrize(
+    "tree", ["chain_of_2", "chain_of_5", "rows_of_one", "shared_scores", "row_inside_row"]
+)
+def test_what_delta_rule_models_miss_in_fp32_is_rounding(monkeypatch, tree, activations):
     """With the same rule written out in fp64 the distance falls to that of models whose norms alone are fp32."""
     from transformers.models.qwen3_5 import modeling_qwen3_5
 
-    model, case = model_zoo.build("qwen3_5", dtype=torch.float64), trees.make_case("chain_of_5")
+    model, case = _delta_rule_model(), trees.make_case(tree)
     monkeypatch.setattr(modeling_qwen3_5, "torch_chunk_gated_delta_rule", _plain_delta_rule)
     want = dense.weighted_gradients(model, case.rows)
-    assert dense.relative_l2(replay_gradients(model, case), want) < 5e-7
+    assert dense.relative_l2(replay_gradients(model, case, prefix_activations=activations), want) < 5e-7
+
+
+@functools.cache
+def _delta_rule_model():
+    return model_zoo.build("qwen3_5", dtype=torch.float64)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -84,8 +84,8 @@ def test_the_root_is_not_detached(monkeypatch):
     assert _error(case) < FP64
     make_step = Engine.make_step
 
-    def detached_root(self, rows):
-        step = make_step(self, rows)
+    def detached_root(self, rows, **options):
+        step = make_step(self, rows, **options)
         step.constants = frozenset(step.tree.roots)
         return step
 
