@@ -8,9 +8,10 @@ import torch
 from plain_model import build_plain
 
 from tiercache.cli import main
-from tiercache.errors import ModelRefusedError
+from tiercache.errors import ConfigError, ModelRefusedError
 from tiercache.runtime import prefix_attention, verify
 from tiercache.runtime.adapters.base import Router
+from tiercache.runtime.parity import _pooled
 
 
 def test_ladder_of_a_model_passes_rung_by_rung():
@@ -34,6 +35,25 @@ def test_ladder_of_a_plain_model_reaches_rounding():
     assert [line.split(":")[0] for line in told[1:]] == ["float64", "float64", "float32", "float32"]
     assert report.passed
     assert report.rungs[0].gradient_error < 1e-13
+
+
+@pytest.mark.parametrize(("num_tokens", "sets"), [(256, 1), (700, 2), (4096, 4)])
+def test_a_coarse_dtype_is_measured_on_as_many_texts_as_there_are(num_tokens, sets):
+    told, tokens = [], torch.arange(num_tokens) * 7919
+    report = verify(model_zoo.build("llama", dtype=torch.bfloat16), tokens=tokens, progress=told.append)
+    assert report.passed
+    more = [line for line in told if "further sets" in line]
+    assert more == ([f"bfloat16: further sets of rows, against fp32: {sets - 1}"] if sets > 1 else [])
+
+
+def test_pooled_errors_are_those_of_all_texts_together():
+    squares = [torch.tensor([[1.0, 100.0], [4.0, 16.0]]), torch.tensor([[3.0, 300.0], [0.0, 48.0]])]
+    assert _pooled(squares) == pytest.approx((0.1, 0.25))
+
+
+def test_a_text_too_short_for_a_set_of_rows_is_refused():
+    with pytest.raises(ConfigError, match="256"):
+        verify(model_zoo.build("llama"), tokens=torch.arange(255))
 
 
 def test_ladder_on_a_twin_names_what_was_run():

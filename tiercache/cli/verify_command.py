@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tiercache.runtime.parity import ParityReport, Rung
 
 app = typer.Typer()
-_TEXT_TOKENS = 256
+_TEXT_TOKENS = 1024  # four sets of rows
 
 
 @app.command()
