@@ -112,9 +112,11 @@ def _delta_rule_model():
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_construction_proves_them(name):
+def test_construction_proves_them_and_sees_their_states(name):
     with open_store(device="16MiB") as store:
-        BranchReplay(_model(name), store)
+        replay = BranchReplay(_model(name), store)
+        assert replay.engine.page_sizes()["state_bytes"] > 0
+        assert store.stats().pages == 0
 
 
 def test_grpo_over_left_padded_logprobs():

@@ -59,11 +59,7 @@ def verify(
     report = runtime.verify(loaded, tokens=tokens, whole_model=False if twin else None, progress=told)
     console = Console(highlight=False)
     console.print(_ladder(report))
-    sizes = report.pages
-    console.print(
-        f"A prefix token's pages are {sizes['prefix_bytes_per_token']:,} bytes in all layers "
-        f"({sizes['expanded_bytes_per_token']:,} as keys and values); a node's states {sizes['state_bytes']:,}."
-    )
+    console.print(_sizes(report.pages))
     if tokens is None:
         console.print(
             "No tokenizer was found: the rows are random tokens, on which rounding is at its largest."
@@ -80,6 +76,13 @@ def verify(
         json_file.write_text(json.dumps(result, indent=1) + "\n")
     if not passed:
         raise typer.Exit(1)
+
+
+def _sizes(pages: dict[str, int]) -> str:
+    return (
+        f"A prefix token's pages are {pages['prefix_bytes_per_token']:,} bytes in all layers "
+        f"({pages['expanded_bytes_per_token']:,} as keys and values); a node's states {pages['state_bytes']:,}."
+    )
 
 
 def _ladder(report: ParityReport) -> Any:
