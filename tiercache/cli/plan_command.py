@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    import torch
 
 app = typer.Typer()
 
@@ -37,38 +40,31 @@ def plan(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures.")] = None,
 ) -> None:
     """Plan a job: memory, traffic and time of each prefix_activations choice, what bounds it, what to use."""
-    import torch
     from rich.console import Console
 
     from tiercache.cli.plan_table import plan_document, print_plan
     from tiercache.config import parse_size
-    from tiercache.errors import ConfigError
     from tiercache.measure.machine import this_machine
     from tiercache.runtime.planning.hardware import find_hardware
     from tiercache.runtime.planning.model import load_config
     from tiercache.runtime.planning.planner import Job, plan_job
 
-    kind = getattr(torch, dtype, None)
-    if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
-        raise ConfigError("plan: dtype", got=dtype, limit="bfloat16, float16, float32 or float64")
     job = Job(
         prompt_tokens=prompt_tokens,
         tail_tokens=tail_tokens,
         branches=branches,
-        dtype=kind,
+        dtype=_dtype(dtype),
         optimizer=optimizer,
     )
-    machine = find_hardware(
-        hardware, parse_size(host_memory, "host_memory") if host_memory is not None else None
-    )
+    machine = find_hardware(hardware, _size(host_memory, "host_memory"))
     machine.profile.warn_unless_of(this_machine())
     with Console(stderr=True).status("walking a step without weights"):
         planned = plan_job(
             load_config(model),
             job,
             machine,
-            device=parse_size(device, "device") if device is not None else None,
-            host=parse_size(host, "host") if host is not None else None,
+            device=_size(device, "device"),
+            host=_size(host, "host"),
             disk=parse_size(disk, "disk"),
         )
     print_plan(planned, Console(width=118))
@@ -76,3 +72,20 @@ def plan(
         json_file.write_text(json.dumps(plan_document(planned), indent=1) + "\n")
     if planned.recommended is None:
         raise typer.Exit(1)
+
+
+def _size(text: str | None, what: str) -> int | None:
+    from tiercache.config import parse_size
+
+    return None if text is None else parse_size(text, what)
+
+
+def _dtype(name: str) -> torch.dtype:
+    import torch
+
+    from tiercache.errors import ConfigError
+
+    kind = getattr(torch, name, None)
+    if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
+        raise ConfigError("plan: dtype", got=name, limit="bfloat16, float16, float32 or float64")
+    return kind
