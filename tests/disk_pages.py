@@ -92,15 +92,23 @@ def flip(path: Path, byte: int, bit: int) -> None:
     os.close(handle)
 
 
-def run_python(code: str, *args: Any, prefix: tuple[str, ...] = (), check: bool = True) -> str:
+def environment() -> dict[str, str]:
+    """Of a fresh interpreter with these tests importable, behind what this one was told to look through first."""
+    told = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join([*([told] if told else []), str(Path(__file__).parent)])
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+
+
+def run_python(
+    code: str, *args: Any, prefix: tuple[str, ...] = (), check: bool = True, timeout_s: float = 120
+) -> str:
     """Standard output of a fresh interpreter that runs `code` with these tests importable."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*prefix, sys.executable, "-c", code, *map(str, args)],
-        env=environment,
+        env=environment(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=timeout_s,
         check=False,
     )
     if check and done.returncode != 0:

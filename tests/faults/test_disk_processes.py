@@ -8,26 +8,22 @@ import subprocess
 import sys
 import textwrap
 import time
-from pathlib import Path
 
 import pytest
 import torch
-from disk_pages import MIB, check_hit, key_of, put, run_python
+from disk_pages import MIB, check_hit, environment, key_of, put, run_python
 
 from tiercache import open_store
 from tiercache.entry import PageKey
 from tiercache.errors import StoreLockedError, TierFullError
 from tiercache.tiers.disk import DiskTier
 
-TESTS = Path(__file__).parent.parent
-
 
 def spawn(code: str, *args: object) -> subprocess.Popen[str]:
     """A child that prints a line when it has come to its point and then waits for input."""
-    environment = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code), *map(str, args)],
-        env=environment,
+        env=environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
+from contextlib import redirect_stderr
 
 import lmdb
 import pytest
-from disk_pages import MIB, NAMESPACE, flip, key_of, only_segment, put, size_of
+from disk_pages import MIB, NAMESPACE, environment, flip, key_of, only_segment, put, size_of
 from typer.testing import CliRunner
 
+from tiercache.cli import main
 from tiercache.cli.store_command import app
 from tiercache.errors import StoreLockedError
 from tiercache.tiers.disk import DiskTier
@@ -92,9 +94,8 @@ time.sleep(60)
 
 
 def test_beside_a_writer_and_after_its_kill_9(root):
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
     writer = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(root)], env=environment, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", WRITER, str(root)], env=environment(), stdout=subprocess.PIPE, text=True
     )
     assert writer.stdout.readline() == "ready\n"
     assert (said("info", root)["records"], said("info", root)["writer_pid"]) == (7, writer.pid)
@@ -138,3 +139,30 @@ def test_a_directory_without_a_store_is_an_error(tmp_path):
         done = CliRunner().invoke(app, [command, str(tmp_path)])
         assert done.exit_code == 1
         assert "no store in" in str(done.exception)
+
+
+@pytest.fixture
+def on_terminal(monkeypatch):
+    """Runs the command line with a terminal as its standard error; gives what that was sent."""
+    monkeypatch.setenv("TERM", "xterm")
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def act(*arguments: object) -> str:
+        ours, theirs = pty.openpty()
+        os.set_blocking(ours, False)
+        with open(ours, "rb") as screen, open(theirs, "w") as stream, redirect_stderr(stream):
+            assert main(["store", *map(str, arguments)]) == 0
+            return (screen.read() or b"").decode()
+
+    return act
+
+
+@pytest.mark.parametrize("command", ["info", "ls", "verify", "gc", "rebuild"])
+def test_progress_is_shown_on_a_terminal_alone_and_goes(root, capsys, on_terminal, command):
+    shown = on_terminal(command, root)
+    assert ("segments" if command == "rebuild" else "records") in shown
+    assert shown.endswith("\x1b[2K")  # its line is cleared
+    assert "━" not in capsys.readouterr().out
+    assert on_terminal(command, root, "--json") == ""
+    assert run(command, root).stderr == ""  # no terminal

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from tiercache.tiers.disk_meta import RecordEntry
 
 app = typer.Typer(no_args_is_help=True, help="Look into a store's directory, check it, clean it.")
 
@@ -31,12 +35,15 @@ def _say(found: Any, *, as_json: bool) -> None:
     Console().print(table)
 
 
-def _progress() -> Any:
+def _progress(*, quiet: bool) -> Any:
+    """A bar on stderr that goes when its work is done; none where that is no terminal, or when quiet."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+    console = Console(stderr=True)
+    # rich itself leaves an empty line where there is no terminal
+    return Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
 
 
 def _segments(directories: list[Path]) -> list[Path]:
@@ -68,11 +75,12 @@ def info(directories: Directories, as_json: AsJson = False) -> None:
     reader = DiskReader(directories)
     namespaces: dict[str, int] = {}
     stored_bytes = record_bytes = records = 0
-    for entry in reader.entries():
-        name = entry.meta.namespace.hex()
-        namespaces[name] = namespaces.get(name, 0) + 1
-        records, record_bytes = records + 1, record_bytes + entry.length
-        stored_bytes += entry.meta.stored_bytes
+    with _progress(quiet=as_json) as progress:
+        for entry in progress.track(reader.entries(), reader.count(), description="records"):
+            name = entry.meta.namespace.hex()
+            namespaces[name] = namespaces.get(name, 0) + 1
+            records, record_bytes = records + 1, record_bytes + entry.length
+            stored_bytes += entry.meta.stored_bytes
     index = reader.root / "index" / "data.mdb"
     segments = _segments(directories)
     found = {
@@ -95,10 +103,27 @@ def info(directories: Directories, as_json: AsJson = False) -> None:
     _say(found, as_json=as_json)
 
 
+def _row(entry: RecordEntry) -> dict[str, Any]:
+    key = entry.meta.key
+    return {
+        "key": entry.meta.digest.hex(),
+        "node": None if key is None else key.node.hex(),
+        "layer": None if key is None else key.layer,
+        "kind": None if key is None else key.kind,
+        "dtype": entry.meta.dtype,
+        "shape": list(entry.meta.shape),
+        "codec": entry.meta.codec,
+        "raw_bytes": entry.meta.raw_bytes,
+        "stored_bytes": entry.meta.stored_bytes,
+        "age_s": round(max(0.0, time.time() - entry.created_ns / 1e9), 1),
+        "hits": entry.hits,
+    }
+
+
 @app.command("ls")
 def list_records(
     directories: Directories,
-    limit: Annotated[int, typer.Option(help="Records to show; 0 for all.")] = 100,
+    limit: Annotated[int, typer.Option(min=0, help="Records to show; 0 for all.")] = 100,
     as_json: AsJson = False,
 ) -> None:
     """Key, node, layer, dtype, shape, codec, sizes, age and hits of each record."""
@@ -108,26 +133,10 @@ def list_records(
     from tiercache.tiers.disk_reader import DiskReader
 
     reader = DiskReader(directories)
-    rows: list[dict[str, Any]] = []
-    for entry in reader.entries():
-        if limit and len(rows) == limit:
-            break
-        key = entry.meta.key
-        rows.append(
-            {
-                "key": entry.meta.digest.hex(),
-                "node": None if key is None else key.node.hex(),
-                "layer": None if key is None else key.layer,
-                "kind": None if key is None else key.kind,
-                "dtype": entry.meta.dtype,
-                "shape": list(entry.meta.shape),
-                "codec": entry.meta.codec,
-                "raw_bytes": entry.meta.raw_bytes,
-                "stored_bytes": entry.meta.stored_bytes,
-                "age_s": round(max(0.0, time.time() - entry.created_ns / 1e9), 1),
-                "hits": entry.hits,
-            }
-        )
+    shown = islice(reader.entries(), limit or None)
+    total = min(limit or reader.count(), reader.count())
+    with _progress(quiet=as_json) as progress:
+        rows = [_row(entry) for entry in progress.track(shown, total, description="records")]
     reader.close()
     if as_json:
         typer.echo(json.dumps(rows))
@@ -151,14 +160,15 @@ def verify(directories: Directories, as_json: AsJson = False) -> None:
     entries = list(reader.entries())
     bad: list[str] = []
     num_bytes = gone = 0
-    with _progress() as progress:
+    with _progress(quiet=as_json) as progress:
         for entry in progress.track(entries, description="records"):
             try:
                 with reader.lease(entry.meta.digest) as lease:
                     num_bytes += lease.read().size
             except PageMissingError:
-                gone += reader.value(entry.meta.digest) is None
-                if reader.value(entry.meta.digest) is not None:
+                if reader.value(entry.meta.digest) is None:
+                    gone += 1
+                else:
                     bad.append(
                         f"{entry.meta.key or entry.meta.digest.hex()}: its segment is missing or damaged"
                     )
@@ -192,13 +202,14 @@ def gc(
     before = tier.stats()["file_bytes"]
     youngest_ns = None if older_than_days is None else (time.time() - older_than_days * 86400) * 1e9
     removed = removed_bytes = 0
-    for _, value in tier.core.records():
-        entry = entry_of(value)
-        old = youngest_ns is not None and entry.created_ns < youngest_ns
-        named = namespace is not None and entry.meta.namespace.hex().startswith(namespace.lower())
-        if everything or old or named:
-            tier.remove(entry.meta.digest)
-            removed, removed_bytes = removed + 1, removed_bytes + entry.length
+    with _progress(quiet=as_json) as progress:
+        for _, value in progress.track(tier.core.records(), description="records"):
+            entry = entry_of(value)
+            old = youngest_ns is not None and entry.created_ns < youngest_ns
+            named = namespace is not None and entry.meta.namespace.hex().startswith(namespace.lower())
+            if everything or old or named:
+                tier.remove(entry.meta.digest)
+                removed, removed_bytes = removed + 1, removed_bytes + entry.length
     tier.flush()
     freed = tier.trim()
     found = {
@@ -216,7 +227,7 @@ def gc(
 @app.command()
 def rebuild(directories: Directories, as_json: AsJson = False) -> None:
     """Make the index anew from the segments alone."""
-    with _progress() as progress:
+    with _progress(quiet=as_json) as progress:
         task = progress.add_task("segments", total=None)
         tier = _open_writer(
             directories, rebuild=lambda done, total: progress.update(task, completed=done, total=total)

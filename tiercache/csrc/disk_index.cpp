@@ -1,27 +1,34 @@
 // The part of Disk behind the index: look-ups, the journal of changes, recovery.
-#include <algorithm>
-#include <cstring>
 #include <set>
+#include <utility>
 
 #include "disk.hpp"
 #include "disk_use.hpp"
 #include "errors.hpp"
 
 namespace tiercache {
-namespace {
 
-using Clock = std::chrono::steady_clock;
-
-Clock::duration seconds(double value) {
-  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(value));
+IndexValue Disk::value_of(const Entry& entry) const {
+  IndexValue value;
+  value.info = entry.info;
+  value.place = {entry.extent.segment->epoch, entry.extent.offset, entry.extent.segment->id, 0};
+  value.hits = entry.hits;
+  seal(value);
+  return value;
 }
 
-}  // namespace
-
-void Disk::check_process() const {
-  if (getpid() == owner_) return;
-  throw Error(ErrorKind::kForked, "disk tier: used in a forked child of pid " + std::to_string(owner_), {},
-              {}, "open the store in the child, or use the spawn start method");
+// Later look-ups find this record. An older one of the key that nobody claims has no use any more.
+void Disk::publish_record(std::uint64_t slot) {
+  Entry& entry = slots_.at(slot);
+  const auto [known, fresh] = by_digest_.try_emplace(entry.info.digest, slot);
+  const std::uint64_t before = std::exchange(known->second, slot);
+  if (options_.durability != Durability::kScratch) {
+    entry.indexed = true;
+    journal({entry.info.digest, entry.info.sequence, value_of(entry)}, {});
+  }
+  if (fresh) return;
+  const Entry& old = slots_.at(before);
+  if (old.claims == 0 && old.users == 0) end_entry(before);
 }
 
 std::vector<Disk::Found> Disk::lookup(const std::vector<Digest>& digests) {
@@ -90,44 +97,6 @@ std::string Disk::adopt(const IndexValue& value) {
   if (sequence_ <= value.info.sequence) sequence_ = value.info.sequence + 1;
   ++counts_.adopted;
   return {};
-}
-
-// Room from records of earlier processes, or let go by this one, that nobody asks for; oldest first.
-bool Disk::evict_unclaimed(std::uint64_t length) {
-  const std::lock_guard lock(mutex_);
-  std::uint64_t freed = 0;
-  for (auto at = unclaimed_.begin(); at != unclaimed_.end() && freed < length;) {
-    const std::uint64_t slot = (at++)->second;
-    const Entry& entry = slots_.at(slot);
-    if (entry.users > 0) continue;  // a reader is at it
-    freed += entry.extent.length;
-    ++counts_.evicted_unclaimed;
-    end_entry(slot);
-  }
-  return freed > 0;
-}
-
-void Disk::shelve(std::uint64_t slot, std::uint64_t order) {
-  Entry& entry = slots_.at(slot);
-  entry.order = order;
-  unclaimed_.emplace(order, slot);
-  spare_ += entry.extent.length;
-}
-
-void Disk::unshelve(std::uint64_t slot) {
-  const Entry& entry = slots_.at(slot);
-  if (unclaimed_.erase({entry.order, slot}) > 0) spare_ -= entry.extent.length;
-}
-
-void Disk::distrust(std::uint64_t slot, const std::string& reason) {
-  const std::lock_guard lock(mutex_);
-  ++misses_[reason];
-  Entry& entry = slots_.at(slot);
-  entry.bad = true;
-  const auto known = by_digest_.find(entry.info.digest);
-  if (known != by_digest_.end() && known->second == slot) by_digest_.erase(known);
-  if (std::exchange(entry.indexed, false))
-    journal({entry.info.digest, entry.info.sequence, std::nullopt}, {});
 }
 
 void Disk::journal(IndexChange change, Extent freed) {
@@ -238,61 +207,6 @@ bool Disk::flush(double timeout_s) {
       changed_.wait_for(lock, seconds(timeout_s), [&] { return confirmed_ >= wanted || closed_; });
   hurry_ = false;
   return done && confirmed_ >= wanted;
-}
-
-std::uint64_t Disk::used_bytes() const {
-  check_process();
-  const std::lock_guard lock(mutex_);
-  return used_;
-}
-
-std::uint64_t Disk::spare_bytes() const {
-  check_process();
-  const std::lock_guard lock(mutex_);
-  return spare_;
-}
-
-DiskStats Disk::stats() const {
-  check_process();
-  const std::lock_guard lock(mutex_);
-  DiskStats stats = counts_;
-  stats.used_bytes = used_;
-  stats.spare_bytes = spare_;
-  stats.slots = slots_.size();
-  stats.records = by_digest_.size();
-  stats.pending_bytes = pending_bytes_;
-  stats.journal = journaled_ - confirmed_;
-  stats.misses.assign(misses_.begin(), misses_.end());
-  stats.segments = segments_.stats();
-  stats.rungs = rungs_;
-  for (const auto& drive : drives_) stats.drives.push_back(drive->stats());
-  return stats;
-}
-
-void Disk::check_integrity() const {
-  check_process();
-  const std::lock_guard lock(mutex_);
-  std::uint64_t used = 0, spare = 0;
-  for (const auto& [slot, entry] : slots_) {
-    used += entry.extent.length;
-    if (unclaimed_.contains({entry.order, slot})) spare += entry.extent.length;
-  }
-  if (spare != spare_)
-    throw Error(ErrorKind::kState, "disk tier: unclaimed records and spare bytes differ",
-                std::to_string(spare), std::to_string(spare_));
-  if (used != used_)
-    throw Error(ErrorKind::kState, "disk tier: slots and used bytes differ", std::to_string(used),
-                std::to_string(used_));
-  for (const auto& [digest, slot] : by_digest_) {
-    const auto found = slots_.find(slot);
-    if (found == slots_.end() || found->second.info.digest != digest) {
-      throw Error(ErrorKind::kState, "disk tier: a key without its record", hex(digest));
-    }
-  }
-  // Only when nothing moves can the files be counted against the slots.
-  if (operations_ == 0 && pending_bytes_ == 0 && !segments_.consistent(used_)) {
-    throw Error(ErrorKind::kState, "disk tier: extents, records and files do not add up");
-  }
 }
 
 }  // namespace tiercache

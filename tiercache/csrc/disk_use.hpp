@@ -1,11 +1,21 @@
-// Disk::Use, for the files that implement Disk.
+// Disk::Use and deadlines, for the files that implement Disk.
 #pragma once
 #include <unistd.h>
+
+#include <chrono>
 
 #include "disk.hpp"
 #include "errors.hpp"
 
 namespace tiercache {
+
+using Clock = std::chrono::steady_clock;
+
+inline Clock::duration seconds(double value) {
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(value));
+}
+
+inline Clock::time_point deadline_in(double value) { return Clock::now() + seconds(value); }
 
 // Refuses what a closed or forked store must not do, and lets close() wait for what has begun.
 class Disk::Use {

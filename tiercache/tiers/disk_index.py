@@ -88,6 +88,10 @@ class DiskIndex:
             found: bytes | None = txn.get(digest)
             return found
 
+    def count(self) -> int:
+        """Number of entries, as of now."""
+        return int(self._env.stat()["entries"])
+
     def entries(self) -> Iterator[tuple[bytes, bytes]]:
         """All entries of one snapshot."""
         with self._env.begin() as txn:

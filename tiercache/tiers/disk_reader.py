@@ -105,6 +105,10 @@ class DiskReader:
             except PageCorruptError:
                 self.damaged_entries += 1
 
+    def count(self) -> int:
+        """Entries of the index, as of now."""
+        return 0 if self._index is None else self._index.count()
+
     def value(self, digest: bytes) -> bytes | None:
         """The index's entry of this key, as of now."""
         if self._closed:
