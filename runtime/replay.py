@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.function import once_differentiable
 
 from tiercache.errors import ConfigError, ModelRefusedError, PageMissingError, StoreClosedError
 from tiercache.runtime.adapters import ModelAdapter, create_adapter
 from tiercache.runtime.adapters.check import NODE_TOKENS, check_model
 from tiercache.runtime.choosing import Live
+from tiercache.runtime.delivery import deliver, differentiable
 from tiercache.runtime.engine import Engine
 from tiercache.runtime.head import check_statistics
 from tiercache.runtime.losses import LossFn, row_loss
@@ -77,7 +77,7 @@ class BranchReplay:
             After any exception `.grad` is as it was and no page of the step is left.
         """
         parameters, gradients = self.gradients(rows, loss_fn)
-        _deliver(parameters, gradients)
+        deliver(parameters, gradients)
         assert self.report is not None
         return self.report
 
@@ -193,10 +193,7 @@ class BranchReplay:
             run.end()
             return values
         auxiliary = values.new_zeros(()) if step.balance is None else step.balance.loss.to(values)
-        result: torch.Tensor
-        result, auxiliary = _LogProbs.apply(  # type: ignore[no-untyped-call]
-            run, values, auxiliary, *step.sums.parameters
-        )
+        result, auxiliary = differentiable(run.gradients, values, auxiliary, step.sums.parameters)
         self.auxiliary_loss = None if step.balance is None else auxiliary
         return result
 
@@ -269,47 +266,6 @@ class _Run:
             self.end()
             self.replay.store.follow(None)
             self.replay.report = self.report
-
-
-class _LogProbs(torch.autograd.Function):
-    """Makes the parameters inputs of the log-probabilities: the engine sees one gradient for each of them."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, run: _Run, values: torch.Tensor, auxiliary: torch.Tensor, *parameters: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        ctx.run = run
-        return values.clone() if not parameters else values, auxiliary
-
-    @staticmethod
-    @once_differentiable
-    def backward(
-        ctx: Any, grad: torch.Tensor, grad_auxiliary: torch.Tensor
-    ) -> tuple[torch.Tensor | None, ...]:
-        return (None, None, None, *ctx.run.gradients(grad, grad_auxiliary))
-
-
-class _Delivery(torch.autograd.Function):
-    """Hands sums to the engine, so that hooks on the parameters fire once, as after an ordinary backward."""
-
-    @staticmethod
-    def forward(ctx: Any, gradients: list[torch.Tensor | None], *parameters: torch.Tensor) -> torch.Tensor:
-        ctx.gradients = gradients
-        return parameters[0].new_zeros(())
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        del grad
-        return (None, *ctx.gradients)
-
-
-def _deliver(parameters: list[nn.Parameter], gradients: list[torch.Tensor | None]) -> None:
-    if all(g is None for g in gradients):
-        return
-    with torch.enable_grad():
-        handle: torch.Tensor = _Delivery.apply(gradients, *parameters)  # type: ignore[no-untyped-call]
-    handle.backward()
 
 
 def _drop_quietly(pages: StepPages) -> None:
