@@ -8,7 +8,7 @@ they can, and the plain form serves everything else.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
@@ -36,6 +36,23 @@ class Block:
     causal: bool = False
     bias: torch.Tensor | None = None
     softcap: float | None = None
+
+
+class Flow(NamedTuple):
+    """What the backward of a block starts from; shapes as in `block_forward`.
+
+    Attributes:
+        grad_out: of the output.
+        q, k, v: that the block was given.
+        out, lse: of the whole softmax.
+    """
+
+    grad_out: torch.Tensor
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    out: torch.Tensor
+    lse: torch.Tensor
 
 
 def _aten(name: str) -> Any:
@@ -127,7 +144,7 @@ def block_backward(
     Shapes as in `block_forward`; the gradients have the shapes of q, k and v, and their dtypes or fp32.
     """
     if native_attention.serves(q, v.shape[-1], block):
-        return native_attention.backward(grad_out, q, k, v, out, lse, block)
+        return native_attention.backward(Flow(grad_out, q, k, v, out, lse), block)
     width, value_dim, key_dim = max(q.shape[-1], v.shape[-1]), v.shape[-1], q.shape[-1]
     if _on_cpu_operator(q, block):
         if _cores_idle(q.shape[1], k.shape[1]):
@@ -140,8 +157,8 @@ def block_backward(
         )  # fmt: skip
         return dq[..., :key_dim], dk[..., :key_dim], dv[..., :value_dim]
     if _on_cuda_operator(q, block, value_dim):
-        return _cuda_backward(grad_out, q, k, v, out, lse, block)
-    return _plain_backward(grad_out, q, k, v, out, lse, block)
+        return _cuda_backward(Flow(grad_out, q, k, v, out, lse), block)
+    return _plain_backward(Flow(grad_out, q, k, v, out, lse), block)
 
 
 def _cores_idle(heads: int, kv_heads: int) -> bool:
@@ -162,15 +179,8 @@ def _bias4(q: torch.Tensor, block: Block) -> torch.Tensor | None:
     return None if block.bias is None else block.bias.to(q.dtype)[None, None]
 
 
-def _cuda_backward(
-    grad_out: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    block: Block,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _cuda_backward(flow: Flow, block: Block) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    grad_out, q, k, v, out, lse = flow
     key_dim, value_dim, heads, kv = q.shape[-1], v.shape[-1], q.shape[1], k.shape[1]
     width = -(-max(key_dim, value_dim) // 8) * 8
     # without dropout the random state is never read, so an empty one serves
@@ -226,15 +236,8 @@ def _plain_forward(
     return out.reshape(*q.shape[:3], v.shape[-1]).to(q.dtype), lse.reshape(q.shape[:3])
 
 
-def _plain_backward(
-    grad_out: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    block: Block,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _plain_backward(flow: Flow, block: Block) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    grad_out, q, k, v, out, lse = flow
     dtype, kv = accumulator_dtype(q.dtype), k.shape[1]
     qg, kd, vd = _grouped(q, kv, dtype), k.to(dtype), v.to(dtype)
     do, og = _grouped(grad_out, kv, dtype), _grouped(out, kv, dtype)

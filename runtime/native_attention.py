@@ -14,7 +14,7 @@ import torch
 from tiercache.runtime import _attention
 
 if TYPE_CHECKING:
-    from tiercache.runtime.kernels import Block
+    from tiercache.runtime.kernels import Block, Flow
 
 _PANEL = 64  # widths are multiples of it
 
@@ -71,19 +71,11 @@ def forward(
     return out, lse[..., 0]
 
 
-def backward(
-    grad_out: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    block: Block,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """dQ, dK and dV of one block in fp32; arguments as in `block_backward`."""
-    q, k, v = _pairs(q), _pairs(k), _pairs(v)
-    grad_out, out = _pairs(grad_out.to(q.dtype)), _pairs(out.to(q.dtype))
-    lse = lse.contiguous()[..., None]
+def backward(flow: Flow, block: Block) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """dQ, dK and dV of one block in fp32."""
+    q, k, v = _pairs(flow.q), _pairs(flow.k), _pairs(flow.v)
+    grad_out, out = _pairs(flow.grad_out.to(q.dtype)), _pairs(flow.out.to(q.dtype))
+    lse = flow.lse.contiguous()[..., None]
     dq, dk, dv = (torch.empty(x.shape) for x in (q, k, v))
     _attention.backward(
         _sizes(q, k, v), block.causal, block.scale, torch.get_num_threads(),
