@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from tiercache.errors import ConfigError
 from tiercache.stats import Stats
@@ -61,7 +61,7 @@ def prometheus_text(stats: Stats) -> str:
     return "\n".join(lines) + "\n"
 
 
-class MetricsServer:
+class MetricsServer(AbstractContextManager["MetricsServer", None]):
     """Serves a store's counters over HTTP while the block runs: /metrics for Prometheus, /stats as JSON.
 
     Args:
@@ -91,12 +91,7 @@ class MetricsServer:
         )
         self._thread.start()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
