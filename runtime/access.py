@@ -8,12 +8,15 @@ from typing import Any
 from tiercache.entry import PageKey
 from tiercache.plan import AccessPlan
 from tiercache.runtime.frame import Frame, page_calls
+from tiercache.runtime.kinds import of_graph
 from tiercache.runtime.probe import Event, Shape
 from tiercache.runtime.schedule import Visit
+from tiercache.runtime.selection import INDEX_KEY, SELECTION
 from tiercache.runtime.states import is_state
-from tiercache.runtime.step import Step, needs_graph
+from tiercache.runtime.step import Step, needs_graph, records_selection
 
 ATTENTION_KINDS = ("attention_output", "attention_lse")  # pop computes them again where it doesn't find them
+_FIRST_OF_BURST = ("key", "latent", INDEX_KEY)
 _PHASES = {"capture": "capture", "score": "score", "replay": "replay", "pop": "pop"}
 
 
@@ -32,6 +35,7 @@ def _plan_visit(plan: AccessPlan, runner: Any, step: Step, visit: Visit, shape: 
     constant = visit.kind in ("capture", "pop") and not needs_graph(step, visit.nodes[0])
     if constant and visit.kind == "pop":
         return  # its projection alone
+    recorded = records_selection(step, visit.nodes[0])
     own = frame.pieces[0]
     kept = step.kept(visit.nodes[0])
     ungraphed = constant or kept == "recompute"
@@ -41,11 +45,16 @@ def _plan_visit(plan: AccessPlan, runner: Any, step: Step, visit: Visit, shape: 
             _plan_state(plan, frame, event)
         elif event.role == "ancestor":
             _plan_burst(plan, frame, shape, group)
-        elif not (ungraphed and event.operation == "put" and of_graph(event.kind)):
+        elif recorded if event.kind == SELECTION else not (ungraphed and _leaves(event)):
             graph = step.graph if of_graph(event.kind) else 0
             key = PageKey(own.digest, event.layer, event.kind, graph)
             again_s = _again_s(step, own.node) if event.kind in ATTENTION_KINDS else None
             plan.add(event.operation, key, event.bytes_of(own.end - own.begin), again_s)
+
+
+def _leaves(event: Event) -> bool:
+    """Whether a capture puts what belongs to its graph."""
+    return event.operation == "put" and of_graph(event.kind)
 
 
 def _again_s(step: Step, node: int) -> float | None:
@@ -57,7 +66,7 @@ def _groups(events: Sequence[Event]) -> Iterator[list[Event]]:
     """Own accesses and states one by one; accesses to one ancestor's two pages together."""
     group: list[Event] = []
     for event in events:
-        opens = _alone(event) or (event.operation == "read" and event.kind in ("key", "latent"))
+        opens = _alone(event) or (event.operation == "read" and event.kind in _FIRST_OF_BURST)
         if group and (opens or _alone(group[0])):
             yield group
             group = []
@@ -83,9 +92,9 @@ def _plan_state(plan: AccessPlan, frame: Frame, event: Event) -> None:
 
 def _plan_burst(plan: AccessPlan, frame: Frame, shape: Shape, group: list[Event]) -> None:
     """One layer's accesses to its ancestors' pages, page by page."""
-    layer = shape.layers[group[0].layer]
+    window = None if group[0].kind == INDEX_KEY else shape.layers[group[0].layer].window
     for ancestor in frame.ancestors:
-        for _ in page_calls(frame.pieces, ancestor, layer.window, None):
+        for _ in page_calls(frame.pieces, ancestor, window, None):
             for event in group:
                 if event.operation == "accumulate" and not ancestor.trainable:
                     continue
@@ -95,16 +104,20 @@ def _plan_burst(plan: AccessPlan, frame: Frame, shape: Shape, group: list[Event]
 
 
 def _plan_discards(plan: AccessPlan, step: Step, node: int, shape: Shape) -> None:
-    for key in content_keys(step.digests[node], shape):
+    for key in content_keys(step.digests[node], shape, recorded=records_selection(step, node)):
         plan.add("discard", key)
 
 
-def content_keys(node: bytes, shape: Shape) -> list[PageKey]:
-    """The pages that a capture of this node writes, but for those that belong to one graph."""
+def content_keys(node: bytes, shape: Shape, *, recorded: bool) -> list[PageKey]:
+    """The pages that a capture of this node writes, but for those that belong to one graph.
+
+    `recorded`: with what its queries selected, where they do.
+    """
     return [
         PageKey(node, event.layer, event.kind)
         for event in shape.events["capture"]
         if event.role == "own" and event.operation == "put" and not of_graph(event.kind)
+        if recorded or event.kind != SELECTION
     ]
 
 
@@ -115,9 +128,3 @@ def node_bytes(shape: Shape, num_tokens: int) -> int:
         for event in shape.events["capture"]
         if event.operation == "put" and not of_graph(event.kind)
     )
-
-
-def of_graph(kind: str) -> bool:
-    """Whether pages of this kind belong to one graph, not to their content."""
-    by_content = kind in ("key", "value", "latent", "rotary_key") or is_state(kind)
-    return kind.startswith("grad_") or not by_content

@@ -19,6 +19,7 @@ from tiercache.runtime.frame import Frame, LayerSpec, PageCall, Piece
 from tiercache.runtime.kernels import Block, accumulator_dtype, block_backward, block_forward
 from tiercache.runtime.latents import Expand, Latents, opened
 from tiercache.runtime.pages import check_recomputed
+from tiercache.runtime.selection import Selection, selected, selected_bias, selected_call
 
 
 def page_attention(
@@ -32,6 +33,7 @@ def page_attention(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
     latents: Latents | None = None,
+    selection: Selection | None = None,
 ) -> torch.Tensor:
     """Attention output [1, H, T, Dv] of a visit's packed tokens.
 
@@ -45,13 +47,14 @@ def page_attention(
         softcap: soft cap of the scores, or None.
         sinks: [H] logits that join each head's softmax once, or None.
         latents: what k and v were expanded from, where pages hold that instead of them.
+        selection: the keys that each query attends to, or None for all that it sees.
 
     Pages are leased one at a time. Differentiable once in q, k, v and sinks; gradients of ancestors' pages go
     to the store. Calling it again with the same arguments (gradient checkpointing) gives the same values.
     """
     block = Block(scale, softcap=softcap)
     out: torch.Tensor = _PageAttention.apply(  # type: ignore[no-untyped-call]
-        q, k, v, sinks, frame, layer, block, latents
+        q, k, v, sinks, frame, layer, block, latents, selection
     )
     return out
 
@@ -68,11 +71,13 @@ class _PageAttention(torch.autograd.Function):
         layer: LayerSpec,
         block: Block,
         latents: Latents | None,
+        selection: Selection | None,
     ) -> torch.Tensor:
         expand = None if latents is None else latents.expand
         kept = _take_kept(frame, layer) if frame.keep_attention and frame.phase == "pop" else None
         if kept is None:
-            out, lse = _forward(q, k, v, frame, layer, block, expand)
+            with selected(selection) as positions:
+                out, lse = _forward(q, k, v, frame, layer, block, expand, positions)
             out, lse = _add_sinks(out, lse, sinks)
             out = out.to(q.dtype)
         else:
@@ -83,6 +88,7 @@ class _PageAttention(torch.autograd.Function):
         _write_pages((k, v) if latents is None else latents.pair, frame, layer)
         ctx.save_for_backward(q, k, v, out, lse, sinks)
         ctx.frame, ctx.layer, ctx.block = frame, layer, block
+        ctx.selection = selection
         ctx.expand = expand  # the latents themselves would keep their graph
         return out
 
@@ -91,7 +97,10 @@ class _PageAttention(torch.autograd.Function):
     def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, k, v, out, lse, sinks = ctx.saved_tensors
         frame, layer = ctx.frame, ctx.layer
-        dq, dk, dv = _backward(grad_out, q, k, v, out, lse, frame, layer, ctx.block, ctx.expand)
+        with selected(ctx.selection) as positions:
+            dq, dk, dv = _backward(
+                grad_out, q, k, v, out, lse, frame, layer, ctx.block, ctx.expand, positions
+            )
         if frame.phase == "pop" and ctx.expand is None:
             _add_gradient_page(dk, frame, layer, "grad_key")
             _add_gradient_page(dv, frame, layer, "grad_value")
@@ -100,7 +109,7 @@ class _PageAttention(torch.autograd.Function):
             dtype = lse.dtype
             delta = (grad_out.to(dtype) * out.to(dtype)).sum(-1)
             dsinks = -(torch.exp(sinks.to(dtype)[None, :, None] - lse) * delta).sum((0, 2)).to(sinks.dtype)
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dsinks, None, None, None, None
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dsinks, None, None, None, None, None
 
 
 def _add_sinks(
@@ -125,8 +134,13 @@ def _own_key(frame: Frame, layer: LayerSpec, kind: str) -> PageKey:
     return PageKey(frame.pieces[0].digest, layer.index, kind, frame.graph)
 
 
-def _own_block(frame: Frame, layer: LayerSpec, piece: Piece, block: Block) -> Block:
-    bias = frame.own_bias(piece.end - piece.begin, layer.window)
+def _own_block(
+    frame: Frame, layer: LayerSpec, piece: Piece, block: Block, positions: torch.Tensor | None
+) -> Block:
+    length = piece.end - piece.begin
+    bias = frame.own_bias(length, layer.window)
+    if positions is not None:
+        bias = selected_bias(positions[piece.begin : piece.end], piece.position, length, bias)
     return Block(block.scale, causal=bias is None, bias=bias, softcap=block.softcap)
 
 
@@ -138,6 +152,7 @@ def _forward(
     layer: LayerSpec,
     block: Block,
     expand: Expand | None,
+    positions: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Merged output and log-sum-exp, both in the accumulator dtype."""
     dtype = accumulator_dtype(q.dtype)
@@ -146,10 +161,11 @@ def _forward(
     for piece in frame.pieces:
         own = slice(piece.begin, piece.end)
         part, part_lse = block_forward(
-            q[:, :, own], k[:, :, own], v[:, :, own], _own_block(frame, layer, piece, block)
+            q[:, :, own], k[:, :, own], v[:, :, own], _own_block(frame, layer, piece, block, positions)
         )
         out[:, :, own], lse[:, :, own] = part, part_lse
-    for call in frame.calls(layer.window):
+    for seen in frame.calls(layer.window):
+        call = selected_call(seen, positions)
         queries = slice(call.q_begin, call.q_end)
         fold = Fold(q[:, :, queries], layer, call, block)
         with opened(frame, call, layer, expand) as page:
@@ -183,6 +199,7 @@ def _backward(
     layer: LayerSpec,
     block: Block,
     expand: Expand | None,
+    positions: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     dtype = accumulator_dtype(q.dtype)
     dq = torch.empty(q.shape, dtype=dtype, device=q.device)
@@ -192,9 +209,10 @@ def _backward(
         own = slice(piece.begin, piece.end)
         dq[:, :, own], dk[:, :, own], dv[:, :, own] = block_backward(
             grad_out[:, :, own], q[:, :, own], k[:, :, own], v[:, :, own], out[:, :, own], lse[:, :, own],
-            _own_block(frame, layer, piece, block),
+            _own_block(frame, layer, piece, block, positions),
         )  # fmt: skip
-    for call in frame.calls(layer.window):
+    for seen in frame.calls(layer.window):
+        call = selected_call(seen, positions)
         queries = slice(call.q_begin, call.q_end)
         fold = Fold(q[:, :, queries], layer, call, block)
         trainable = call.ancestor.trainable

@@ -17,8 +17,9 @@ import torch
 from tiercache.measure.machine import this_machine
 from tiercache.measure.quick import measure_quickly
 from tiercache.profile import Profile, load_profile
-from tiercache.runtime.access import node_bytes, of_graph
+from tiercache.runtime.access import node_bytes
 from tiercache.runtime.kernels import accumulator_dtype
+from tiercache.runtime.kinds import of_graph
 from tiercache.runtime.limits import visit_room
 from tiercache.runtime.options import KEPT_ACTIVATIONS, KeptActivations, ReplayOptions
 from tiercache.runtime.probe import Shape
@@ -140,7 +141,7 @@ class Chooser:
         told = self._options.prefix_activations
         inner = [node.index for node in tree.nodes if not node.is_leaf]
         if live == "nothing":
-            return dict.fromkeys(inner, Keeping("recompute", reason="nothing is popped"))
+            return dict.fromkeys(inner, Keeping("recompute", reason="nothing is popped", popped=False))
         if told != "auto":
             return dict.fromkeys(inner, Keeping(told))
         if self._profile is None:

@@ -113,6 +113,7 @@ class Frame:
         keep_attention: capture leaves attention outputs and log-sum-exps in the store, and pop takes them back.
         debug: compare recomputed pages with the captured ones, bit for bit.
         keep_graph: capture leaves its whole graph in the store.
+        records_selection: capture leaves what its queries selected for the pop.
         balance: the experts' load-balancing loss, where it is wanted.
     """
 
@@ -125,6 +126,7 @@ class Frame:
     keep_attention: bool = False
     debug: bool = False
     keep_graph: bool = False
+    records_selection: bool = False
     balance: Any = None
     _calls: dict[int | None, list[PageCall]] = field(default_factory=dict)
     _own_bias: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)

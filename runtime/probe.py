@@ -16,6 +16,7 @@ from tiercache.plan import Operation
 from tiercache.runtime.balance import Balance
 from tiercache.runtime.frame import LayerSpec
 from tiercache.runtime.kernels import accumulator_dtype
+from tiercache.runtime.kinds import is_content
 from tiercache.runtime.options import KEPT_ACTIVATIONS, KeptActivations, PrefixActivations
 from tiercache.runtime.params import ParameterSums
 from tiercache.runtime.schedule import VisitKind
@@ -77,8 +78,8 @@ class Shape:
 
     @property
     def page_bytes_per_token(self) -> int:
-        """Of the largest page of one layer, key or value; 0 without attention layers."""
-        return max((width * layer.dtype.itemsize for layer, width in self._widths()), default=0)
+        """Of the largest page of one layer, whose size depends on length; 0 without attention layers."""
+        return max(self._content_bytes(), default=0)
 
     @property
     def gradient_bytes_per_token(self) -> int:
@@ -90,7 +91,7 @@ class Shape:
     @property
     def prefix_bytes_per_token(self) -> int:
         """Of all layers' pages together; states, whose size does not depend on length, aside."""
-        return sum(width * layer.dtype.itemsize for layer, width in self._widths())
+        return sum(self._content_bytes())
 
     @property
     def expanded_bytes_per_token(self) -> int:
@@ -101,8 +102,14 @@ class Shape:
     @property
     def state_bytes(self) -> int:
         """Of all layers' states at the end of one node."""
-        puts = (e for e in self.events["capture"] if e.operation == "put" and e.role == "own")
-        return sum(e.num_bytes for e in puts if is_state(e.kind))
+        return sum(e.num_bytes for e in self._own_puts() if is_state(e.kind))
+
+    def _content_bytes(self) -> list[int]:
+        """Of a token, in each page of a node."""
+        return [e.num_bytes for e in self._own_puts() if is_content(e.kind)]
+
+    def _own_puts(self) -> list[Event]:
+        return [e for e in self.events["capture"] if e.operation == "put" and e.role == "own"]
 
     def _widths(self) -> Iterator[tuple[LayerSpec, int]]:
         """Numbers of a token in each layer's two pages."""

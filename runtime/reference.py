@@ -182,7 +182,11 @@ class Reference:
         if not self.store.keeps_pages:
             return None
         shape = self.engine.shape(self.engine.sums)
-        keys = [PageKey(digest, 0, OFFSETS), PageKey(digest, 0, HIDDEN), *content_keys(digest, shape)]
+        keys = [
+            PageKey(digest, 0, OFFSETS),
+            PageKey(digest, 0, HIDDEN),
+            *content_keys(digest, shape, recorded=False),
+        ]
         if not self.store.claim(keys, self.adapter.device):
             return None
         try:

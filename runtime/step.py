@@ -34,6 +34,7 @@ class Keeping:
         saved_s: seconds expected to be saved against the cheapest choice.
         reason: in words.
         again_s: seconds to compute one layer's attention again, where that was kept and may be forgotten.
+        popped: the node will be popped.
     """
 
     kept: KeptActivations
@@ -41,6 +42,7 @@ class Keeping:
     saved_s: float = 0.0
     reason: str = "asked for"
     again_s: float | None = None
+    popped: bool = True
 
 
 @dataclass(slots=True)
@@ -181,3 +183,9 @@ def chain_digests(tree: Tree, namespace: bytes) -> list[bytes]:
 def needs_graph(step: Step, index: int) -> bool:
     """Whether gradients run through a node: not through a constant that scores no token of its own."""
     return index not in step.constants or not bool(step.terms.of_node[index].boundary.all())
+
+
+def records_selection(step: Step, index: int) -> bool:
+    """Whether what a node's queries select is kept for its pop."""
+    keeping = step.keeping.get(index)
+    return needs_graph(step, index) and (keeping is None or keeping.popped)

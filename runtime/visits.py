@@ -15,7 +15,7 @@ from tiercache.runtime.head import ChunkedHead
 from tiercache.runtime.memory import release_free_memory
 from tiercache.runtime.routing import Choices, check_choices, recorded_choices
 from tiercache.runtime.saved_tensors import LayerInputs
-from tiercache.runtime.step import CapturedGraph, Step, needs_graph
+from tiercache.runtime.step import CapturedGraph, Step, needs_graph, records_selection
 from tiercache.runtime.whole_graph import WholeGraph
 
 
@@ -65,6 +65,7 @@ class VisitRunner:
             keep_attention=kept == "attention",
             debug=self.debug,
             keep_graph=kept == "all",
+            records_selection=phase == "capture" and records_selection(step, nodes[0]),
             balance=step.balance,
         )
 

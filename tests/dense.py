@@ -7,7 +7,7 @@ queries, and which hidden states are constants; attention is written out here so
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -79,6 +79,7 @@ def attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    selected: Tensor | None = None,
 ) -> Tensor:
     """Causal attention [B, H, T, Dv] of whole rows, written out; a cut makes constants."""
     groups, length = q.shape[1] // k.shape[1], q.shape[2]
@@ -91,6 +92,9 @@ def attention(
         scores = softcap * torch.tanh(scores / softcap)
     age = torch.arange(length)[:, None] - torch.arange(length)
     scores = scores.masked_fill((age < 0) | (age >= (window or length)), -torch.inf)
+    if selected is not None:
+        others = torch.ones(scores.shape[-2:]).scatter(-1, selected[0].long(), 0.0).bool()
+        scores = scores.masked_fill(others, -torch.inf)
     if sinks is not None:
         scores = torch.cat([scores, sinks[:, None, None].expand(*scores.shape[:-1], 1)], -1)
     weights = torch.softmax(scores, -1)[..., :length]
@@ -109,8 +113,11 @@ def _logits(model: nn.Module, tokens: Tensor, cut: Cut | None) -> Tensor:
         if cut is not None:
             hidden = torch.where(cut.constant_hidden[:, None], hidden.detach(), hidden)
         return model.project(hidden)
-    with _transformers_cut(model, cut) if cut is not None else nullcontext():
+    if cut is None:
         return model(input_ids=tokens[None], use_cache=False).logits
+    mask = torch.ones(len(tokens), len(tokens), dtype=torch.bool).tril()[None, None]
+    with _transformers_cut(model, cut):
+        return model(input_ids=tokens[None], attention_mask=mask, use_cache=False).logits
 
 
 @contextmanager
@@ -119,7 +126,7 @@ def _transformers_cut(model: nn.Module, cut: Cut) -> Iterator[None]:
 
     def interface(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: object, **kw: Any):
         options = {"scale": kw.get("scaling"), "window": kw.get("sliding_window")}
-        options |= {"softcap": kw.get("softcap"), "sinks": kw.get("s_aux")}
+        options |= {"softcap": kw.get("softcap"), "sinks": kw.get("s_aux"), "selected": kw.get("indices")}
         return attention(q, k, v, cut=cut, **options).transpose(1, 2).contiguous(), None
 
     def detach_boundary(module: nn.Module, args: object, output: Any) -> Any:

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from latent_families import EXPERTS, LATENT
 from latent_families import LATENTS as _LATENTS
-from state_families import MOE
+from selection_families import SELECTIONS as _SELECTIONS
+from state_families import DELTA, MOE
 from state_families import STATES as _STATES
 
 VOCAB = 61
@@ -131,6 +132,7 @@ FAMILIES: dict[str, Family] = {
 }
 
 LATENTS: dict[str, Family] = {name: Family(**fields) for name, fields in _LATENTS.items()}
+SELECTIONS: dict[str, Family] = {name: Family(**fields) for name, fields in _SELECTIONS.items()}
 STATES: dict[str, Family] = {name: Family(**fields) for name, fields in _STATES.items()}
 
 LONGROPE = {
@@ -207,16 +209,18 @@ REFUSED: dict[str, Family] = {
             "moe_layers": [],
         },
     ),
-    "sparse": Family(
-        model="DeepseekV32",
+    "pooled": Family(
+        model="Qwen4Exp",
         dtype=torch.float32,
         fields={
-            **LATENT,
-            **EXPERTS,
-            "num_local_experts": 4,
-            "index_topk": 6,
-            "index_n_heads": 2,
-            "index_head_dim": 8,
+            **MOE,
+            **DELTA,
+            "num_experts": 4,
+            "indexer_n_heads": 2,
+            "indexer_kv_heads": 1,
+            "indexer_head_dim": 8,
+            "indexer_budget": 8,
+            "indexer_compress_ratio": 4,
         },
     ),
     "zamba": Family(
@@ -236,14 +240,15 @@ REFUSED: dict[str, Family] = {
 def _classes(family: Family) -> tuple[Any, Any]:
     import transformers  # imported here: only tests of families pay its import
 
-    text = ("Gemma3", "Gemma3n", "Llama4", "Qwen3_5")  # of multimodal families, the part that reads text
+    # of multimodal families, the part that reads text
+    text = ("Gemma3", "Gemma3n", "Llama4", "Qwen3_5", "Qwen4Exp")
     name = f"{family.model}Text" if family.model in text else family.model
     return getattr(transformers, f"{name}Config"), getattr(transformers, f"{family.model}{family.suffix}")
 
 
 def build(name: str, *, dtype: torch.dtype | None = None, seed: int = 0, **fields: Any) -> Any:
     """A tiny model of family `name` in `dtype` (its widest by default), in training mode."""
-    family = {**FAMILIES, **LATENTS, **STATES, **REFUSED}[name]
+    family = {**FAMILIES, **LATENTS, **SELECTIONS, **STATES, **REFUSED}[name]
     config_class, model_class = _classes(family)
     config = config_class(**{**COMMON, **family.fields, **fields})
     config._attn_implementation = "eager"

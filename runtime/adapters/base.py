@@ -16,6 +16,7 @@ from tiercache.runtime.adapters.experts import Routers
 from tiercache.runtime.attention import page_attention
 from tiercache.runtime.frame import Frame, LayerSpec
 from tiercache.runtime.latents import Latents
+from tiercache.runtime.selection import Selection
 
 
 @dataclass(slots=True)
@@ -44,6 +45,7 @@ class Router:
         window: int | None = None,
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
+        selection: Selection | None = None,
     ) -> torch.Tensor:
         """[1, H, T, Dv]; `layer` identifies the layer, shapes as in `page_attention`."""
         if self.frame is None:
@@ -58,8 +60,9 @@ class Router:
             spec = LayerSpec(len(self.specs), name, window, key_page, value_page, k.dtype, widths)
             self.specs[layer] = spec
         return page_attention(
-            q, k, v, frame=self.frame, layer=spec, scale=scale, softcap=softcap, sinks=sinks, latents=latents
-        )
+            q, k, v, frame=self.frame, layer=spec, scale=scale, softcap=softcap, sinks=sinks,
+            latents=latents, selection=selection,
+        )  # fmt: skip
 
     @contextmanager
     def running(self, frame: Frame) -> Iterator[None]:

@@ -15,6 +15,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from tiercache.errors import ConfigError, ModelRefusedError
 from tiercache.runtime.adapters.base import ModelAdapter, Router, without_peft
 from tiercache.runtime.adapters.experts import Routers, find_routers
+from tiercache.runtime.adapters.indexed import indexers, indexers_led
 from tiercache.runtime.adapters.latent import latent_layers, latents_led
 from tiercache.runtime.adapters.recurrent import SHORTEST_NODE, state_layers, states_led
 from tiercache.runtime.adapters.rotary import fixed_frequencies, moving_tables
@@ -22,6 +23,7 @@ from tiercache.runtime.adapters.twin import LIMIT, build_twin, named_lengths
 from tiercache.runtime.adapters.unsupported import refuse_unsupported
 from tiercache.runtime.balance import routers_watched
 from tiercache.runtime.forwards import replaced_forwards
+from tiercache.runtime.selection import Selection
 
 NAME = "tiercache"
 _routers: weakref.WeakKeyDictionary[nn.Module, Router] = weakref.WeakKeyDictionary()
@@ -38,6 +40,7 @@ def attention_forward(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
+    indices: Selection | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """The attention function that Transformers calls: [1, H, T, D] queries to [1, T, H, D] outputs."""
@@ -65,6 +68,7 @@ def attention_forward(
         window=sliding_window,
         softcap=softcap,
         sinks=s_aux,
+        selection=indices,
     )
     return out.transpose(1, 2).contiguous(), None
 
@@ -115,6 +119,9 @@ class TransformersAdapter(ModelAdapter):
         self._limits: dict[str, int] = {}
         self._state_layers = state_layers(inner)
         self._latent_layers = latent_layers(inner)
+        self._indexers = indexers(inner)
+        # layers hand their indexers a slice of the mask, which nothing reads
+        self._mask = {"attention_mask": torch.zeros(1, 1, 1, 1)} if self._indexers else {}
         self._routers = find_routers(inner)
         self._configs = list(
             {id(c): c for m in inner.modules() if (c := getattr(m, "config", None)) is not None}.values()
@@ -156,7 +163,9 @@ class TransformersAdapter(ModelAdapter):
 
     def hidden(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         """[1, T, E], after the final norm."""
-        hidden: torch.Tensor = self._base(input_ids=input_ids, position_ids=position_ids, use_cache=False)[0]
+        hidden: torch.Tensor = self._base(
+            input_ids=input_ids, position_ids=position_ids, use_cache=False, **self._mask
+        )[0]
         return hidden
 
     def project(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -233,6 +242,7 @@ class TransformersAdapter(ModelAdapter):
                 fixed_frequencies(self._causal, longest_row),
                 states_led(self._state_layers, self.router),
                 latents_led(self._latent_layers, self.router),
+                indexers_led(self._indexers, self.router),
                 routers_watched(self._routers, self.router),
             ):
                 yield

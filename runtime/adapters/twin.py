@@ -20,7 +20,13 @@ LIMIT = 16  # tokens; what every length that the configuration names becomes
 _VOCAB = 128
 _MOST_LAYERS = 8
 _MOST_PARAMETERS = 200_000_000
-_LENGTHS = ("sliding_window", "attention_chunk_size", "original_max_position_embeddings", "local_window_size")
+_LENGTHS = (
+    "sliding_window",
+    "attention_chunk_size",
+    "original_max_position_embeddings",
+    "local_window_size",
+    "index_topk",
+)
 _HEADS = ("num_attention_heads", "n_head", "n_heads")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads")
 _WIDTHS = ("hidden_size", "n_embd", "d_model")

@@ -7,11 +7,11 @@ from typing import Any
 from torch import nn
 
 from tiercache.errors import ModelRefusedError
-from tiercache.runtime.adapters.code import takes_cache
+from tiercache.runtime.adapters.indexed import ranks_tokens, selects_keys
 
 
 def refuse_unsupported(model: Any) -> None:
-    """Raises ModelRefusedError for cross attention, shared keys and values and sparse selection.
+    """Raises ModelRefusedError for cross attention, shared keys and values and selections of pools of keys.
 
     Args:
         model: a Transformers model, not wrapped.
@@ -42,9 +42,9 @@ def _reason(module: nn.Module) -> str | None:
         return "cross attention"
     if getattr(module, "is_kv_shared_layer", False):
         return "shared KV, it reads the keys and values of an earlier layer"
-    if takes_cache(module, {"update_indexer"}):
+    if selects_keys(module) and not ranks_tokens(module):
         return (
-            "sparse selection, it ranks the keys of the whole prefix against each other, which pages that come one "
-            "by one do not allow"
+            "sparse selection of pools of keys, which begin in one page and end in the next, so that no page can be "
+            "ranked alone"
         )
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 
 from tiercache.profile import Profile
-from tiercache.runtime.access import of_graph
+from tiercache.runtime.kinds import of_graph
 from tiercache.runtime.planning.counting import Work
 from tiercache.runtime.planning.rehearsal import Rehearsal, Which
 from tiercache.runtime.schedule import Visit

@@ -19,7 +19,7 @@ REASONS = {
     "bloom": r"transformer\.h\.0\.self_attention \(BloomAttention\) carries tokens into each other",
     "mpt": r"MptModel.*does not run under the attention function",
     "falcon": r"transformer\.h\.0\.self_attention \(FalconAttention\) does not run under",
-    "sparse": r"layers\.0\.self_attn\.indexer \(DeepseekV32Indexer\): sparse selection",
+    "pooled": r"layers\.1\.self_attn\.indexer \(Qwen4ExpTextQSAIndexer\): sparse selection of pools",
     "zamba": r"layers\.0\.mamba: its selective scan runs head by head from zero",
     "opt": r"OPTForCausalLM does not call its base model",
     "dropout": r"model\.layers\.0\.self_attn \(LlamaAttention\) has attention_dropout in training mode; got 0\.1",
