@@ -63,6 +63,8 @@ class Parts:
         """What the store did so far; a copy."""
         books = self.books
         with books.changed:
+            if not books.closed:
+                self.entrance.collect()  # a page that finalizers gave up is gone
             counts = copy.deepcopy(books.counts)
             counts.pages = sum(entry.visible for entry in books.table.values())
             counts.bytes_capacity = {tier.name: tier.capacity_bytes for tier in books.tiers}

@@ -27,6 +27,7 @@ class DiskMachine(RuleBasedStateMachine):
         shared = Path("/dev/shm")
         self.root = Path(tempfile.mkdtemp(dir=shared if shared.is_dir() else None))
         self.kept: dict[int, int] = {}  # number -> size, by key
+        self.claimed: set[int] = set()  # of kept: what this opening wrote or looked up
         self.passing: dict[int, tuple[object, int]] = {}
         self.open()
 
@@ -36,8 +37,10 @@ class DiskMachine(RuleBasedStateMachine):
         )
 
     def put(self, number: int, num_bytes: int, *, persistent: bool):
+        used_bytes = self.tier.used_bytes
         try:
             self.tier.make_room(num_bytes, timeout_s=5)
+            self.forget_what_gave_way(used_bytes + num_bytes)
             slot = self.tier.reserve(num_bytes)
         except TierFullError:
             assert self.tier.used_bytes + num_bytes + 8192 > self.tier.capacity_bytes // 4
@@ -45,12 +48,23 @@ class DiskMachine(RuleBasedStateMachine):
         self.tier.write(slot, data_of(number, num_bytes), meta_of(number, num_bytes, persistent=persistent))
         return slot
 
+    def forget_what_gave_way(self, wanted_bytes: int) -> None:
+        """Records that nobody claims may go when room is made, if it was short; no others."""
+        for number in self.kept.keys() - self.claimed:
+            found = self.tier.lookup(key_of(number).digest)
+            if found is not None:
+                self.tier.let_go(found[0])
+            else:
+                assert wanted_bytes + 8192 > self.tier.capacity_bytes // 4
+                del self.kept[number]
+
     @rule(number=NUMBERS, num_bytes=SIZES)
     def keep(self, number: int, num_bytes: int) -> None:
         if number in self.kept:
             self.remove(number)
         if self.put(number, num_bytes, persistent=True) is not None:
             self.kept[number] = num_bytes
+            self.claimed.add(number)
 
     @rule(number=NUMBERS, num_bytes=SIZES)
     def pass_through(self, number: int, num_bytes: int) -> None:
@@ -64,12 +78,14 @@ class DiskMachine(RuleBasedStateMachine):
     def remove(self, number: int) -> None:
         assert self.tier.remove(key_of(number).digest) == (number in self.kept)
         self.kept.pop(number, None)
+        self.claimed.discard(number)
 
     @rule(number=NUMBERS, shift=st.integers(0, 1))
     def read(self, number: int, shift: int) -> None:
         found = self.tier.lookup(key_of(number).digest)
         assert (found is not None) == (number in self.kept)
         if found is not None:
+            self.claimed.add(number)
             slot, meta = found
             assert slot.num_bytes == self.kept[number]
             out = np.empty(slot.num_bytes + shift, np.uint8)[shift:]
@@ -94,6 +110,7 @@ class DiskMachine(RuleBasedStateMachine):
     def reopen(self) -> None:
         self.tier.close()
         self.passing.clear()
+        self.claimed.clear()
         self.open()
 
     @invariant()
