@@ -20,27 +20,35 @@ import numpy as np
 from jobs import Results, run_job
 from replay_families import FAMILIES, family_goals, run_families
 from replay_fields import GOALS, compute_fields
-from replay_plan import SHAPES, plan
+from replay_plan import SHAPES, TEXTS, plan
 from replay_workload import Shape, prepare
 
 SIDE = Path(__file__).with_name("replay_side.py")
 
 
 def gradient_errors(folder: Path) -> dict[str, float]:
-    """Relative distance of each bf16 gradient from dense training in fp32 on the same weights, in fp64."""
-    reference = np.memmap(folder / "reference.gradient", dtype=np.float32, mode="r")
-    return {name: _distance(folder / f"{name}.gradient", reference) for name in ("tiercache", "dense")}
+    """Relative distance of each bf16 gradient from dense training in fp32 on the same weights, over all texts."""
+    errors = {}
+    for name in ("tiercache", "dense"):
+        squares = [
+            _squares(folder / f"{name}.gradient.{n}", folder / f"reference.gradient.{n}")
+            for n in range(len(TEXTS))
+        ]
+        difference, norm = np.sum(squares, axis=0)
+        errors[name] = float(np.sqrt(difference / norm))
+    return errors
 
 
-def _distance(path: Path, reference: Any, chunk: int = 1 << 22) -> float:
-    value = np.memmap(path, dtype=np.float32, mode="r")
+def _squares(path: Path, reference_path: Path, chunk: int = 1 << 22) -> tuple[float, float]:
+    """Of the difference and of the reference, summed in fp64."""
+    value, reference = (np.memmap(one, dtype=np.float32, mode="r") for one in (path, reference_path))
     assert value.shape == reference.shape
     difference = norm = 0.0
     for start in range(0, len(value), chunk):
         theirs = reference[start : start + chunk].astype(np.float64)
         difference += float(np.square(value[start : start + chunk] - theirs).sum())
         norm += float(np.square(theirs).sum())
-    return float(np.sqrt(difference / norm))
+    return difference, norm
 
 
 def tiny(shape: Shape) -> Shape:

@@ -21,6 +21,7 @@ GOALS = {
     "detached_over_exact": (">=", 1.8),
     "speedup_over_prefix_grouper": (">=", 1.2),
     "peak_over_prefix_grouper": ("<=", 0.3),
+    "grad_error_over_dense": ("<=", 1.1),
 }
 
 
@@ -99,6 +100,7 @@ def compute_fields(
         "peak_growth_p": runs.peak("tiercache_p8000") / runs.peak("tiercache_p2048"),
         "grad_rel_l2_fp32": errors["tiercache"],
         "grad_rel_l2_fp32_dense": errors["dense"],
+        "grad_error_over_dense": errors["tiercache"] / errors["dense"],
         "stall_fraction": runs.stall_fraction("tiercache"),
         "tiercache_s": runs.seconds("tiercache"),
         "dense_s": runs.dense_seconds("main"),

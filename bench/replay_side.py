@@ -65,7 +65,7 @@ def run(job: dict[str, Any], folder: Path) -> dict[str, Any]:
 
     Args:
         job: contender, shape (one, or two that take turns `repeats` times), dtype, rows (how many to run; all by
-            default), gradient (file to write it to), check.
+            default), gradient (files to write that of each shape to, without their number), check.
         folder: with the model and the text.
     """
     result: dict[str, Any] = {}
@@ -88,8 +88,8 @@ def run(job: dict[str, Any], folder: Path) -> dict[str, Any]:
             result["runs"].append(
                 {"shape": index, "seconds": memory.seconds, "peak_bytes": memory.peak_bytes, **found}
             )
-    if job.get("gradient"):
-        write_gradient(model, folder / job["gradient"])
+            if job.get("gradient"):
+                write_gradient(model, folder / f"{job['gradient']}.{index}")
     return result
 
 

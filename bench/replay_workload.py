@@ -20,6 +20,7 @@ class Shape:
         tail: tokens of a row after them, all scored.
         branches: rows.
         ragged: tails of 16 to 256 tokens instead, log-uniform.
+        start: token of the text at which the prompt begins.
         opening: no prompt; rows of `tail` tokens that share exactly this many at their start, the last 64 scored.
     """
 
@@ -27,6 +28,7 @@ class Shape:
     tail: int = 64
     branches: int = 8
     ragged: bool = False
+    start: int = 0
     opening: int | None = None
 
     def tail_lengths(self) -> list[int]:
@@ -111,6 +113,7 @@ def make_rows(folder: Path, shape: Shape) -> list[BenchRow]:
     ids = torch.load(folder / "tokens.pt", weights_only=True)
     if shape.opening is not None:
         return _rows_with_opening(ids, shape)
+    ids = ids[shape.start :]
     prompt, at, rows = ids[: shape.prompt], shape.prompt, []
     for length in shape.tail_lengths():
         tokens = torch.cat([prompt, ids[at : at + length]])
