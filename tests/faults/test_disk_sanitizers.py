@@ -99,7 +99,7 @@ def test_the_disk_suite_under_the_address_sanitizer(tmp_path):
     subprocess.run([sys.executable, "-c", CHECK, str(site)], env=environment, check=True)
     files = [str(ROOT / "tests" / name) for name in SUITE]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files],
+        [sys.executable, "-m", "pytest", "-q", "-x", "--timeout=1500", "-p", "no:cacheprovider", *files],
         cwd=ROOT,
         env=environment,
         capture_output=True,
