@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tiercache.tiers.base import PageMeta, Slot
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True)
 class PageKey:
     """Names one page of the store by what it holds.
 
@@ -29,13 +29,6 @@ class PageKey:
     layer: int
     kind: str
     graph: int = 0
-
-    def __init__(self, node: bytes, layer: int, kind: str, graph: int = 0) -> None:
-        fields = self.__dict__  # the generated one is thrice as slow: a look-up of many keys makes thousands
-        fields["node"] = node
-        fields["layer"] = layer
-        fields["kind"] = kind
-        fields["graph"] = graph
 
     @cached_property
     def digest(self) -> bytes:

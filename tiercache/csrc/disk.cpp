@@ -1,6 +1,8 @@
 // Disk from its making to its end, and its books.
 #include "disk.hpp"
 
+#include <unistd.h>
+
 #include <cstring>
 
 #include "disk_use.hpp"
@@ -30,6 +32,10 @@ void Disk::check_process() const {
   if (getpid() == owner_) return;
   throw Error(ErrorKind::kForked, "disk tier: used in a forked child of pid " + std::to_string(owner_), {},
               {}, "open the store in the child, or use the spawn start method");
+}
+
+void Disk::check_open() const {
+  if (closed_) throw Error(ErrorKind::kClosed, "disk tier: used after close()");
 }
 
 bool Disk::close(double timeout_s) {

@@ -135,6 +135,7 @@ class Disk {
   class Use;  // counts an operation in progress
 
   void check_process() const;
+  void check_open() const;  // under the mutex
   void open_drive(std::uint32_t drive);
   void sync_changes(std::vector<Change>& changes);
   void forget_change(const Change& change);  // under the mutex

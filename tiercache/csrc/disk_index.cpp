@@ -32,15 +32,15 @@ void Disk::publish_record(std::uint64_t slot) {
 }
 
 std::vector<Disk::Found> Disk::lookup(const std::vector<Digest>& digests) {
-  const Use use(*this);
+  check_process();
   const std::lock_guard lock(mutex_);
+  check_open();  // and no Use: it ends before the mutex is let go, so close() has nothing to wait for
   std::vector<Found> all(digests.size());
   for (std::size_t i = 0; i < digests.size(); ++i) {
     const auto found = by_digest_.find(digests[i]);
     if (found == by_digest_.end()) continue;
     Entry& entry = slots_.at(found->second);
-    unshelve(found->second);
-    ++entry.claims;
+    if (entry.claims++ == 0) unshelve(found->second);
     all[i].emplace(found->second, entry.info);
   }
   return all;

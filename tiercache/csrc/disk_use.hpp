@@ -1,7 +1,5 @@
 // Disk::Use and deadlines, for the files that implement Disk.
 #pragma once
-#include <unistd.h>
-
 #include <chrono>
 
 #include "disk.hpp"
@@ -23,13 +21,9 @@ class Disk::Use {
   explicit Use(Disk& disk) : disk_(disk) {
     // Before the mutex: another thread may have held it at the fork, and nobody in the child would ever let
     // go.
-    if (getpid() != disk.owner_) {
-      throw Error(ErrorKind::kForked,
-                  "disk tier: used in a forked child of pid " + std::to_string(disk.owner_), {}, {},
-                  "open the store in the child, or use the spawn start method");
-    }
+    disk.check_process();
     const std::lock_guard lock(disk.mutex_);
-    if (disk.closed_) throw Error(ErrorKind::kClosed, "disk tier: used after close()");
+    disk.check_open();
     ++disk.operations_;
   }
   ~Use() {

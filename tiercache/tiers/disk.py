@@ -223,7 +223,8 @@ class DiskTier(Tier):
 
     def lookup(self, digest: bytes) -> tuple[Slot, PageMeta] | None:
         """The persistent record of this key, written by this process or an earlier one; claimed until let go."""
-        return self.lookup_many([digest])[0]
+        (found,) = self.core.lookup((digest,))
+        return found and slot_and_meta(*found)
 
     def lookup_many(self, digests: Sequence[bytes]) -> list[tuple[Slot, PageMeta] | None]:
         """The same for many keys at once."""

@@ -32,17 +32,26 @@ class RecordEntry:
     hits: int
 
 
+# A look-up of many keys makes thousands of these objects. Their constructors, written in Python, would take most of its
+# time: a frozen field is set by a call of its own.
+_new_key, _new_tuple = object.__new__, tuple.__new__
+
+
 def meta_of(fields: tuple[Any, ...]) -> PageMeta:
     """PageMeta from the fields of a record, as the core gives them."""
-    if fields[7] is None:
-        return PageMeta(*fields)
-    return PageMeta(*(*fields[:7], PageKey(*fields[7]), fields[8]))
+    digest, namespace, dtype, shape, codec, raw_bytes, stored_bytes, named, persistent = fields
+    key = None
+    if named is not None:
+        key = _new_key(PageKey)
+        own = key.__dict__
+        own["node"], own["layer"], own["kind"], own["graph"] = named
+    meta = (digest, namespace, dtype, shape, codec, raw_bytes, stored_bytes, key, persistent)
+    return _new_tuple(PageMeta, meta)
 
 
 def slot_and_meta(handle: Any, fields: tuple[Any, ...]) -> tuple[Slot, PageMeta]:
     """What a look-up gives, from the core's answer."""
-    meta = meta_of(fields)
-    return Slot(handle, meta.stored_bytes), meta
+    return _new_tuple(Slot, (handle, fields[6])), meta_of(fields)
 
 
 def entry_of(value: bytes) -> RecordEntry:
