@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from jobs import Results, run_job
 from replay_families import FAMILIES, family_goals, run_families
 from replay_fields import GOALS, compute_fields
 from replay_plan import SHAPES, TEXTS, plan
-from replay_workload import Shape, prepare
+from replay_workload import prepare, tiny
 
 SIDE = Path(__file__).with_name("replay_side.py")
 
@@ -49,13 +48,6 @@ def _squares(path: Path, reference_path: Path, chunk: int = 1 << 22) -> tuple[fl
         difference += float(np.square(value[start : start + chunk] - theirs).sum())
         norm += float(np.square(theirs).sum())
     return difference, norm
-
-
-def tiny(shape: Shape) -> Shape:
-    """A shape cut down to try the harness."""
-    return replace(
-        shape, prompt=shape.prompt // 16, tail=max(shape.tail // 4, 66) if shape.opening is not None else 16
-    )
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,13 @@ class Shape:
     def ideal(self) -> float:
         """Dense token-passes over those of the tree: 3 for every token of a row, 4 for a shared one."""
         return 3 * self.dense_tokens / (4 * self.prompt + 3 * sum(self.tail_lengths()))
+
+
+def tiny(shape: Shape) -> Shape:
+    """A shape cut down to try the harness."""
+    return replace(
+        shape, prompt=shape.prompt // 16, tail=max(shape.tail // 4, 66) if shape.opening is not None else 16
+    )
 
 
 @dataclass(frozen=True)

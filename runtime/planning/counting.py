@@ -130,14 +130,15 @@ class WorkCounter(TorchDispatchMode):
         moved = sum(x.numel() * x.element_size() for x in (*inputs, *outputs))
         work.num_ops += 1
         work.op_s += profile.op_s
-        speed = profile.computing(inputs[0].dtype if inputs else torch.float32)
         name = func.name()
         if "attention" in name:
+            speed = profile.computing(inputs[0].dtype)
             flops, backward = _attention_flops(args), "backward" in name
             work.attention_flops += flops * (_BACKWARD_PRODUCTS if backward else 1.0)
             rate = speed.attention_backward_flops_per_s if backward else speed.attention_flops_per_s
             work.attention_s += flops * (_BACKWARD_PRODUCTS if backward else 1.0) / rate
         elif func.overloadpacket in flop_registry:
+            speed = profile.computing(inputs[0].dtype)
             flops = float(flop_registry[func.overloadpacket](*args, **kwargs, out_val=out))
             work.matmul_flops += flops
             work.matmul_s += max(flops / speed.matmul_flops_per_s, moved / profile.memory_bytes_per_s)
