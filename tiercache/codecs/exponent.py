@@ -24,7 +24,7 @@ _HALF = 0x10  # fp32 whose lower halves are zero: the upper halves are coded as 
 _TRAIN_BLOCKS = 4
 _DRIFT = 1.02  # a page whose exponents take more than this over a fresh table gets its own
 _MOVED_PAGES = 4  # pages in a row that drifted before (layer, kind) gets a new version
-_RETRAIN_PAGES = 64  # every so many pages of a place, all predictions are tried again
+_RETRAIN_PAGES = 256  # every so many pages of a place, all predictions are tried again
 
 Words = npt.NDArray[np.uint16]
 

@@ -8,7 +8,8 @@
 #include <cstdint>
 
 #define TC_TARGET \
-  [[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vbmi2,avx2,bmi,bmi2,lzcnt,popcnt")]]
+  [[gnu::target(  \
+      "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vbmi2,avx2,bmi,bmi2,lzcnt,popcnt,prfchw")]]
 #define TC_INLINE TC_TARGET inline
 
 namespace tiercache::codec {

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <mutex>
+#include <numeric>
 #include <vector>
 
 #include "codec_exponent_block.hpp"
@@ -12,6 +14,18 @@
 namespace tiercache::codec {
 namespace {
 
+// About so many vectors of a page are counted as it is encoded, to see whether its table still fits; of a
+// small page every kLeastStep-th.
+constexpr std::size_t kCountedVectors = 64;
+constexpr std::size_t kLeastStep = 32;
+constexpr std::size_t kTrainStep = 8;  // between the vectors of a block that training counts
+
+// Steps over whole rows would see the same columns again and again.
+Sampling every(std::size_t step, std::size_t cols, std::size_t vectors_before) {
+  while (std::gcd(step, cols / kVector) != 1) ++step;
+  return {(step - vectors_before % step) % step, step};
+}
+
 // What the blocks of one page have in common while it is encoded.
 struct Page {
   const std::uint16_t* x;
@@ -19,13 +33,15 @@ struct Page {
   const ExponentTable& table;
   std::uint8_t* out;
   const ExponentKernels& kernels;
+  std::size_t counted_step;
 
   [[nodiscard]] std::uint8_t* segment(std::size_t s) const {
     return out + 4 * grid.num_blocks + s * grid.segment_bytes(table.prediction);
   }
   std::size_t encode(std::size_t b, std::uint8_t* to, Counts* counts) const {
-    const std::size_t size = encode_block(x + grid.begin(b), grid.rows(b), grid.cols, table,
-                                          segment(b / grid.segment_blocks), to, kernels, counts);
+    const std::size_t size =
+        encode_block(x + grid.begin(b), grid.rows(b), grid.cols, table, segment(b / grid.segment_blocks), to,
+                     kernels, every(counted_step, grid.cols, grid.begin(b) / kVector), counts);
     store(out + 4 * b, static_cast<std::uint32_t>(size));
     return size;
   }
@@ -36,16 +52,19 @@ std::uint8_t* encode_together(const Page& page, std::uint8_t* at, int threads, C
   const Grid& grid = page.grid;
   std::uint8_t* const first = at;
   const auto place = [&](std::size_t b) { return first + b + 2 * grid.begin(b); };
-  std::vector<Counts> shares(counts != nullptr ? grid.num_blocks : 0);
-  for_each(grid.num_blocks, threads,
-           [&](std::size_t b) { page.encode(b, place(b), counts != nullptr ? &shares[b] : nullptr); });
+  std::mutex adding;
+  for_each(grid.num_blocks, threads, [&](std::size_t b) {
+    Counts mine{};
+    page.encode(b, place(b), counts != nullptr ? &mine : nullptr);
+    if (counts == nullptr) return;
+    const std::lock_guard lock(adding);
+    for (std::size_t d = 0; d < mine.size(); ++d) (*counts)[d] += mine[d];
+  });
   for (std::size_t b = 0; b < grid.num_blocks; ++b) {
     const std::size_t size = load<std::uint32_t>(page.out + 4 * b);
     std::memmove(at, place(b), size);
     at += size;
   }
-  for (const Counts& share : shares)
-    for (std::size_t d = 0; d < share.size(); ++d) (*counts)[d] += share[d];
   return at;
 }
 
@@ -60,7 +79,8 @@ std::size_t exponent_encode(const std::uint16_t* x, std::size_t n, std::size_t c
                             const ExponentTable& table, std::uint8_t* out, Isa isa, int threads,
                             Counts* counts) {
   const Grid grid(n, cols);
-  const Page page{x, grid, table, out, exponent_kernels(isa)};
+  const std::size_t step = std::max(kLeastStep, n / kVector / kCountedVectors);
+  const Page page{x, grid, table, out, exponent_kernels(isa), step};
   if (has_channels(table.prediction))
     for_each(grid.num_segments, threads, [&](std::size_t s) {
       write_segment(x, grid, s, table.prediction, page.kernels, page.segment(s));
@@ -105,7 +125,8 @@ Counts exponent_counts(const std::uint16_t* x, std::size_t n, std::size_t cols, 
   for (std::size_t b = 0; b < grid.num_blocks; b += step) {
     if (has_channels(prediction))
       write_segment(x, grid, b / grid.segment_blocks, prediction, k, means.data());
-    count_block(x + grid.begin(b), grid.rows(b), cols, prediction, means.data(), k, counts);
+    count_block(x + grid.begin(b), grid.rows(b), cols, prediction, means.data(), k,
+                every(kTrainStep, cols, 0), counts);
   }
   return counts;
 }

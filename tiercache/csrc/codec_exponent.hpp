@@ -26,7 +26,7 @@ constexpr std::size_t kVector = 64;    // elements
 std::size_t exponent_bound(std::size_t n, std::size_t cols);
 
 // Encodes n bf16 words; returns the body's size. `out` has exponent_bound(n, cols) bytes. Adds to `counts`,
-// when it is given, the exponents of every 32nd vector against the prediction that was used.
+// when it is given, a sample of the exponents against the prediction that was used.
 std::size_t exponent_encode(const std::uint16_t* x, std::size_t n, std::size_t cols,
                             const ExponentTable& table, std::uint8_t* out, Isa isa, int threads,
                             Counts* counts);

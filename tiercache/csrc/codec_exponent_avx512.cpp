@@ -51,13 +51,6 @@ TC_INLINE __m512i predict(const BlockShape& shape, std::size_t row, std::size_t 
   return _mm512_add_epi8(steps, _mm512_set1_epi8(static_cast<char>(shape.level)));
 }
 
-void sample(const std::uint8_t* exponents, const std::uint8_t* prediction, Counts& counts) {
-  for (std::size_t i = 0; i < kVector; ++i) {
-    const auto delta = static_cast<std::uint8_t>(exponents[i] - prediction[i]);
-    ++counts[exponents[i] == 0 ? 256 : delta];
-  }
-}
-
 TC_INLINE std::uint64_t with(__m512i codes, int bit) {
   return _mm512_test_epi8_mask(codes, _mm512_set1_epi8(static_cast<char>(bit)));
 }
@@ -115,6 +108,17 @@ TC_TARGET std::size_t encode_level(const std::uint8_t* symbols, std::size_t size
   return static_cast<std::size_t>(to - next);
 }
 
+// Asks for the part of the next block that belongs to vector v; its codes take up to half a line a vector.
+TC_INLINE void ask_ahead(const EncodeSink& sink, std::size_t v) {
+  constexpr int kForReading = 0, kForWriting = 1, kSecondLevel = 2;
+  const std::uint16_t* in = sink.next_in + v * kVector;
+  __builtin_prefetch(in, kForReading, kSecondLevel);
+  __builtin_prefetch(in + kVector / 2, kForReading, kSecondLevel);
+  const std::uint8_t* out = sink.next_out + v * (kVector + kVector / 2);
+  __builtin_prefetch(out, kForWriting, kSecondLevel);
+  if (v % 2 != 0) __builtin_prefetch(out - kVector / 2, kForWriting, kSecondLevel);
+}
+
 // The first level is written as its symbols are found, and so are the escapes.
 TC_TARGET void encode(const std::uint8_t* exponents, const BlockShape& shape, const ExponentTable& table,
                       EncodeSink& sink) {
@@ -129,14 +133,9 @@ TC_TARGET void encode(const std::uint8_t* exponents, const BlockShape& shape, co
   std::uint8_t* next = sink.work[1];
   std::uint8_t* to = symbols;
   for (std::size_t v = 0; v < n / kVector; ++v) {
+    ask_ahead(sink, v);
     const __m512i e = _mm512_loadu_si512(exponents + v * kVector);
-    const __m512i prediction = predict(shape, row, col);
-    if (sink.counts != nullptr && is_sampled(v)) {
-      alignas(64) std::uint8_t bytes[kVector];
-      _mm512_store_si512(bytes, prediction);
-      sample(exponents + v * kVector, bytes, *sink.counts);
-    }
-    __m512i some = _mm512_sub_epi8(_mm512_sub_epi8(e, prediction), base);
+    __m512i some = _mm512_sub_epi8(_mm512_sub_epi8(e, predict(shape, row, col)), base);
     some = _mm512_mask_mov_epi8(some, _mm512_cmpge_epu8_mask(some, _mm512_set1_epi8(kDeltas)),
                                 _mm512_set1_epi8(kEscapeSymbol));
     some = _mm512_mask_mov_epi8(some, _mm512_testn_epi8_mask(e, e), _mm512_set1_epi8(kZeroSymbol));

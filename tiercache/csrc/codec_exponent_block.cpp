@@ -1,5 +1,6 @@
 #include "codec_exponent_block.hpp"
 
+#include <array>
 #include <cstring>
 #include <memory>
 
@@ -63,6 +64,27 @@ BlockShape predict_block(Scratch& s, std::size_t rows, std::size_t cols, Predict
   const std::uint64_t per_row = (std::uint64_t{1} << 32) / cols;
   for (std::size_t r = 0; r < rows; ++r) s.row_mean[r] = eighths(s.row_sums[r], per_row, mean, 132);
   return shape;
+}
+
+// Adds the sampled exponents of a block against their predictions to `counts`. Neighbours are often equal, so
+// each value has four counters, that one addition need not wait for the last.
+void count_vectors(const std::uint8_t* exponents, const BlockShape& shape, Sampling sampling,
+                   Counts& counts) {
+  std::array<std::array<std::uint16_t, 257>, 4> parts{};
+  for (std::size_t v = sampling.first; v < shape.rows * shape.cols / kVector; v += sampling.step) {
+    const std::uint8_t* e = exponents + v * kVector;
+    const std::uint8_t* channel = shape.channel_mean + v * kVector % shape.cols;
+    const unsigned row_mean = shape.row_mean[v * kVector / shape.cols];
+    std::array<std::uint16_t, kVector> index;
+    for (std::size_t i = 0; i < kVector; ++i) {
+      const unsigned prediction = shape.level + ((row_mean + channel[i] + 1u) >> 1 >> 2);
+      const auto delta = static_cast<std::uint8_t>(e[i] - prediction);
+      index[i] = e[i] == 0 ? std::uint16_t{256} : delta;
+    }
+    for (std::size_t i = 0; i < kVector; ++i) ++parts[i % 4][index[i]];
+  }
+  for (std::size_t d = 0; d < counts.size(); ++d)
+    counts[d] += std::uint64_t{parts[0][d]} + parts[1][d] + parts[2][d] + parts[3][d];
 }
 
 std::size_t store_block(const std::uint16_t* x, std::size_t n, std::uint8_t* out) {
@@ -139,14 +161,15 @@ void write_segment(const std::uint16_t* x, const Grid& grid, std::size_t segment
 
 std::size_t encode_block(const std::uint16_t* x, std::size_t rows, std::size_t cols,
                          const ExponentTable& table, const std::uint8_t* means, std::uint8_t* out,
-                         const ExponentKernels& k, Counts* counts) {
+                         const ExponentKernels& k, Sampling sampling, Counts* counts) {
   Scratch& s = scratch();
   const std::size_t n = rows * cols;
   const BlockLayout at(table, rows, n);
   if (at.planes > stored_bytes(n)) return store_block(x, n, out);
   k.split(x, n, s.exponents, out + at.rest);
   const BlockShape shape = predict_block(s, rows, cols, table.prediction, means, k);
-  EncodeSink sink{{}, s.escapes, 0, counts, {s.work[0], s.work[1]}};
+  if (counts != nullptr) count_vectors(s.exponents, shape, sampling, *counts);
+  EncodeSink sink{{}, s.escapes, 0, {s.work[0], s.work[1]}, x + n, out + at.planes + n / 3};
   for (std::size_t l = 0; l < at.levels; ++l)
     for (std::size_t b = 0; b < kLevelBits; ++b) sink.levels.planes[l][b] = s.planes[l][b];
   k.encode(s.exponents, shape, table, sink);
@@ -208,17 +231,10 @@ void decode_block(const std::uint8_t* block, std::size_t size, std::size_t reada
 }
 
 void count_block(const std::uint16_t* x, std::size_t rows, std::size_t cols, Prediction prediction,
-                 const std::uint8_t* means, const ExponentKernels& k, Counts& counts) {
+                 const std::uint8_t* means, const ExponentKernels& k, Sampling sampling, Counts& counts) {
   Scratch& s = scratch();
   k.split(x, rows * cols, s.exponents, s.rest);
-  const BlockShape shape = predict_block(s, rows, cols, prediction, means, k);
-  for (std::size_t r = 0; r < rows; ++r) {
-    for (std::size_t c = 0; c < cols; ++c) {
-      const std::uint8_t e = s.exponents[r * cols + c];
-      const unsigned part = (unsigned{shape.row_mean[r]} + shape.channel_mean[c] + 1u) >> 1 >> 2;
-      ++counts[e == 0 ? 256u : static_cast<std::uint8_t>(e - shape.level - part)];
-    }
-  }
+  count_vectors(s.exponents, predict_block(s, rows, cols, prediction, means, k), sampling, counts);
 }
 
 }  // namespace tiercache::codec

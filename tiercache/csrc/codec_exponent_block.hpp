@@ -51,19 +51,25 @@ const ExponentKernels& exponent_kernels(Isa isa);
 void write_segment(const std::uint16_t* x, const Grid& grid, std::size_t segment, Prediction prediction,
                    const ExponentKernels& k, std::uint8_t* means);
 
+// The vectors of a block that are counted: `first` and every `step`-th after it.
+struct Sampling {
+  std::size_t first;
+  std::size_t step;
+};
+
 // Writes one block, at most stored_bytes(rows * cols), and returns its size; `means` is its segment's or
-// null.
+// null. Adds the sampled exponents against their predictions to `counts`, when it is given.
 std::size_t encode_block(const std::uint16_t* x, std::size_t rows, std::size_t cols,
                          const ExponentTable& table, const std::uint8_t* means, std::uint8_t* out,
-                         const ExponentKernels& k, Counts* counts);
+                         const ExponentKernels& k, Sampling sampling, Counts* counts);
 
 // `readable` bytes from `block` on are the page's own. Throws Malformed.
 void decode_block(const std::uint8_t* block, std::size_t size, std::size_t readable, std::uint16_t* x,
                   std::size_t rows, std::size_t cols, const ExponentTable& table, const std::uint8_t* means,
                   const ExponentKernels& k);
 
-// Adds a block's exponents against their predictions to `counts`.
+// Adds a block's sampled exponents against their predictions to `counts`.
 void count_block(const std::uint16_t* x, std::size_t rows, std::size_t cols, Prediction prediction,
-                 const std::uint8_t* means, const ExponentKernels& k, Counts& counts);
+                 const std::uint8_t* means, const ExponentKernels& k, Sampling sampling, Counts& counts);
 
 }  // namespace tiercache::codec

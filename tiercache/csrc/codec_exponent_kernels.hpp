@@ -44,8 +44,12 @@ struct EncodeSink {
   Levels<std::uint8_t> levels;
   std::uint8_t* escapes;  // room for a block and a vector
   std::size_t num_escapes;
-  Counts* counts;  // or null
   Work work;
+  // What the block after this one will read and write, as many elements and their bytes: a path may ask for
+  // it meanwhile, for coding and waiting for memory take about as long. Never touched, so it may lie
+  // anywhere.
+  const std::uint16_t* next_in;
+  const std::uint8_t* next_out;
 };
 
 // Where they come from. Whatever the planes hold, at most a bit an element is taken from plane c and a byte
@@ -81,9 +85,6 @@ extern const ExponentKernels kExponentAvx512;
 
 constexpr std::size_t kPlaneRoom = kBlock / 8 + 16;
 constexpr std::size_t kOverread = kVector;
-
-// An element that is sampled for counts: every 32nd vector.
-constexpr bool is_sampled(std::size_t vector) { return vector % 32 == 5; }
 
 // Bits at..at+n-1 of a plane, n at most 64; reads 9 bytes from the first of them.
 [[gnu::always_inline]] inline std::uint64_t take_bits(const std::uint8_t* plane, std::uint64_t at,

@@ -35,13 +35,6 @@ TC_TARGET inline void predict(const BlockShape& shape, std::size_t row, std::siz
     out[i] = static_cast<std::uint8_t>(shape.level + ((row_mean + channel[i] + 1u) >> 1 >> 2));
 }
 
-TC_TARGET void sample(const std::uint8_t* exponents, const std::uint8_t* prediction, Counts& counts) {
-  for (std::size_t i = 0; i < kVector; ++i) {
-    const auto delta = static_cast<std::uint8_t>(exponents[i] - prediction[i]);
-    ++counts[exponents[i] == 0 ? 256 : delta];
-  }
-}
-
 // The symbols of 64 exponents against their predictions.
 TC_TARGET inline void symbols64(const std::uint8_t* exponents, const std::uint8_t* prediction,
                                 std::uint8_t base, std::uint8_t* symbols) {
@@ -96,7 +89,6 @@ TC_TARGET void encode(const std::uint8_t* exponents, const BlockShape& shape, co
     const std::uint8_t* e = exponents + v * kVector;
     alignas(64) std::uint8_t prediction[kVector];
     predict(shape, row, col, prediction);
-    if (sink.counts != nullptr && is_sampled(v)) sample(e, prediction, *sink.counts);
     symbols64(e, prediction, table.base, symbols + v * kVector);
     for (std::size_t i = 0; i < kVector; ++i) {
       sink.escapes[sink.num_escapes] = e[i];

@@ -32,17 +32,21 @@ std::uint8_t level_code(unsigned ranks, unsigned r) {
 
 // Where the window of kDeltas deltas holds the most.
 std::uint8_t best_base(const Counts& counts) {
+  constexpr int kMargin = 5;
+  const auto at = [&](int delta) { return counts[static_cast<std::size_t>(delta & 255)]; };
+  std::uint64_t window = 0, middle = 0;  // of the window that starts at `start`
+  for (int i = 0; i < kDeltas; ++i) window += at(i);
+  for (int i = kMargin; i < kDeltas - kMargin; ++i) middle += at(i);
   std::uint64_t best = 0;
   int base = 0;
   for (int start = 0; start < 256; ++start) {
-    std::uint64_t inside = 0;
-    // The middle of the window weighs a little more, so that the mode is not left at an edge.
-    for (int i = 0; i < kDeltas; ++i)
-      inside += counts[static_cast<std::size_t>((start + i) & 255)] * (i >= 5 && i < kDeltas - 5 ? 65u : 64u);
-    if (inside > best) {
+    // The middle weighs a little more, so that the mode is not left at an edge.
+    if (const std::uint64_t inside = 64 * window + middle; inside > best) {
       best = inside;
       base = start;
     }
+    window += at(start + kDeltas) - at(start);
+    middle += at(start + kDeltas - kMargin) - at(start + kMargin);
   }
   return static_cast<std::uint8_t>(base);
 }
@@ -57,20 +61,24 @@ SymbolCounts window_counts(const Counts& counts, std::uint8_t base) {
   return out;
 }
 
-struct Code {
+// What ranks from one on take at best, and in which levels.
+struct Suffix {
   std::uint64_t bits;
   LevelRanks levels;
+};
+
+struct Code {
+  Suffix best;
   SymbolOrder order;
 };
 
 // The levels that code ranked symbols in the fewest bits: `from[r]` symbols have rank r or a higher one.
 // Of equals those with fewer levels.
-Code best_levels(const std::array<std::uint64_t, kSymbols>& from) {
-  std::array<Code, kSymbols>
-      best;  // of what rank r and above take, in at most as many levels as tried so far
-  for (std::size_t r = 0; r < kSymbols; ++r) best[r] = {kEscapeBits * from[r], {}, {}};
+Suffix best_levels(const std::array<std::uint64_t, kSymbols>& from) {
+  std::array<Suffix, kSymbols> best;  // of rank r and above, in at most as many levels as tried so far
+  for (std::size_t r = 0; r < kSymbols; ++r) best[r] = {kEscapeBits * from[r], {}};
   for (int depth = 1; depth <= kMaxLevels; ++depth) {
-    const std::array<Code, kSymbols> shallower = best;
+    const std::array<Suffix, kSymbols> shallower = best;
     for (std::size_t r = 0; r < kSymbols; ++r) {
       for (unsigned ranks = 1; ranks <= 7 && r + ranks < kSymbols; ++ranks) {
         if (!is_level(ranks)) continue;
@@ -78,8 +86,7 @@ Code best_levels(const std::array<std::uint64_t, kSymbols>& from) {
         if (ranks == 5 || ranks == 6) bits += from[r + short_codes(ranks)];
         const bool forced = r == 0 && best[r].levels[0] == 0;  // there is a first level in any case
         if (bits >= best[r].bits && !forced) continue;
-        best[r] = shallower[r + ranks];
-        best[r].bits = bits;
+        best[r] = {bits, shallower[r + ranks].levels};
         std::copy_backward(best[r].levels.begin(), best[r].levels.end() - 1, best[r].levels.end());
         best[r].levels[0] = static_cast<std::uint8_t>(ranks);
       }
@@ -96,12 +103,11 @@ Code best_code(const SymbolCounts& counts) {
   std::array<std::uint64_t, kSymbols> from{};
   from[kEscapeSymbol] = counts[kEscapeSymbol];
   for (std::size_t r = kEscapeSymbol; r-- > 0;) from[r] = from[r + 1] + counts[ranked[r]];
-  Code best = best_levels(from);
+  const Suffix best = best_levels(from);
   std::size_t num_ranks = 0;
   for (const unsigned ranks : best.levels) num_ranks += ranks;
   std::fill(ranked.begin() + static_cast<std::ptrdiff_t>(num_ranks), ranked.end(), kEscapeSymbol);
-  best.order = ranked;
-  return best;
+  return {best, ranked};
 }
 
 }  // namespace
@@ -177,13 +183,13 @@ std::uint64_t ExponentTable::cost_bits(const Counts& counts) const {
 }
 
 std::uint64_t ExponentTable::fresh_bits(const Counts& counts) {
-  return best_code(window_counts(counts, best_base(counts))).bits;
+  return best_code(window_counts(counts, best_base(counts))).best.bits;
 }
 
 ExponentTable ExponentTable::train(Prediction prediction, const Counts& counts) {
   const std::uint8_t base = best_base(counts);
   const Code code = best_code(window_counts(counts, base));
-  return {prediction, base, code.levels, code.order};
+  return {prediction, base, code.best.levels, code.order};
 }
 
 }  // namespace tiercache::codec
