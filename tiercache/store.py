@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 
-from tiercache.accesses import Record
 from tiercache.clock import Clock
 from tiercache.config import Size, StoreConfig
 from tiercache.config_file import read_options
 from tiercache.entry import PageKey
 from tiercache.errors import PageMissingError
 from tiercache.lease import Lease
-from tiercache.parts import create_parts
 from tiercache.plan import AccessPlan
-from tiercache.spans import compute_span
-from tiercache.stats import Stats
+from tiercache.store_life import StoreLife
 from tiercache.sums import dtype_of_sum
 from tiercache.tiers.base import Slot, Tier
 from tiercache.writing import check_page
@@ -51,14 +46,15 @@ def open_store(
     return TierStore(StoreConfig(**((read_options(config) if config is not None else {}) | told)))
 
 
-class TierStore:
+class TierStore(StoreLife):
     """Keeps pages in device memory, host memory and on disk, and gives them back. Safe from several threads.
 
-    Implementation notes. This class is the door: it looks pages up and hands the work on to its `Parts`. `Books`
-    holds the state and the lock; `Entrance` lets calls in; `Accesses` notes each access for the plan and the trace;
-    `Puts`, `Leases`, `Sums` and `HandOver` carry out what callers ask for; `Room` and `Demotion` make room;
-    `Promotion` brings pages up; `Staging` lends the memory that copies take; `Cleaner` and the look-ahead of
-    `Follower` run beside compute on `WorkerThreads`. Nothing blocks while the lock is held.
+    Implementation notes. This class is the door: it looks pages up and hands the work on to its `Parts`; how it
+    opens and closes is in `StoreLife`. `Books` holds the state and the lock; `Entrance` lets calls in; `Accesses`
+    notes each access for the plan and the trace; `Puts`, `Leases`, `Sums` and `HandOver` carry out what callers ask
+    for; `Room` and `Demotion` make room; `Promotion` brings pages up; `Staging` lends the memory that copies take;
+    `Cleaner` and the look-ahead of `Follower` run beside compute on `WorkerThreads`. Nothing blocks while the lock is
+    held.
 
     Args:
         config: options, validated.
@@ -75,27 +71,12 @@ class TierStore:
         create_policy: Callable[..., Any] | None = None,
         clock: Clock | None = None,
     ) -> None:
-        if create_policy is None:
-            # Imported here: the policies bring numba along.
-            from tiercache import policies as shipped
-
-            create_policy = shipped.create_policy
-        self.config = config
+        super().__init__(config, tiers, create_policy, clock or Clock())
         self._graph = 0
-        self._bug: BaseException | None = None
-        parts = create_parts(config, tiers, create_policy, clock or Clock(), self._note_bug)
-        self._parts, self._books, self._entrance = parts, parts.books, parts.entrance
+        parts = self._parts
         self._puts, self._leases, self._sums = parts.puts, parts.leases, parts.sums
         self._hand_over = parts.hand_over
         self._discards, self._loans, self._accesses = parts.discards, parts.loans, parts.accesses
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # Pages
 
@@ -104,11 +85,6 @@ class TierStore:
         with self._entrance:
             self._graph += 1
             return self._graph
-
-    @property
-    def keeps_pages(self) -> bool:
-        """Whether persistent pages outlive this process: it has a disk tier with a durability of its own."""
-        return self._books.tiers[-1].keeps_records
 
     def put(self, key: PageKey, tensor: torch.Tensor, *, own: bool = False, persistent: bool = False) -> bool:
         """Stores an immutable page; visible when this returns, and never if it raises.
@@ -269,60 +245,3 @@ class TierStore:
         """
         with self._entrance:
             self._accesses.follow(plan)
-
-    # The whole
-
-    def flush(self) -> None:
-        """Waits until no transfer is queued or in progress, and persistent pages are as durable as promised.
-
-        Raises:
-            StoreTimeoutError: not by the deadline.
-            TierIOError: the index of the disk tier cannot be written.
-        """
-        with self._entrance:
-            self._entrance.collect()
-        clock = self._books.clock
-        self._parts.threads.drain(clock.now() + self.config.timeout_s, clock)
-        if self.keeps_pages:
-            self._books.tiers[-1].flush(self.config.timeout_s)
-        if self._bug is not None:
-            raise self._bug
-
-    def stats(self) -> Stats:
-        """What the store did so far; also after close."""
-        return self._parts.stats()
-
-    def record_accesses(self) -> AbstractContextManager[Record]:
-        """Collects (operation, key) of every access made inside the block, in order."""
-        return self._accesses.record()
-
-    def span(self, name: str) -> AbstractContextManager[None]:
-        """Compute under this name: an event of the timeline, and an NVTX range where there is CUDA."""
-        return compute_span(name, self._books.timeline, self._books.clock)
-
-    def check_integrity(self) -> None:
-        """Raises AssertionError when books, tiers and policies do not agree, StoreClosedError after close."""
-        with self._entrance:
-            self._entrance.collect()
-            self._books.check_integrity()
-
-    def close(self) -> None:
-        """Ends transfers, threads and tiers, and drops every page but the persistent ones on disk, of which those on
-        their way there are waited for. A second call does nothing.
-
-        Raises:
-            StoreTimeoutError: a thread was still blocked in a copy at the deadline.
-        """
-        self._entrance.check_process()
-        books = self._books
-        with books.changed:
-            if not books.closed:
-                self._parts.keeper.finish()
-            if books.closed:  # before, or by another thread meanwhile
-                return
-            books.closed = True
-            books.changed.notify_all()
-        self._parts.close(self.config.timeout_s)
-
-    def _note_bug(self, error: BaseException) -> None:
-        self._bug = error
