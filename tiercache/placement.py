@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from tiercache.clock import Clock
 from tiercache.entry import Entry, PageKey, Place, Rise
-from tiercache.errors import PageMissingError, StoreClosedError, StoreTimeoutError, TierFullError
+from tiercache.errors import PageMissingError, TierFullError
+from tiercache.monitor import Monitor
 from tiercache.pace import Pace
 from tiercache.stats import Stats
 from tiercache.streams import Engines
@@ -20,7 +20,7 @@ def _kept(_: PageKey) -> None:
     """Every page must be kept, as far as no plan says otherwise."""
 
 
-class Books:
+class Books(Monitor):
     """Entries, places, pins and budgets of all tiers.
 
     Implementation notes. One lock guards everything here, and nothing blocks while it is held: copies, waits
@@ -30,7 +30,6 @@ class Books:
     they end by themselves, and not for leases of its own thread, which don't.
 
     Attributes:
-        changed: the lock, and the condition that is notified when room or a page came free.
         table: visible pages and pages whose first put is in progress.
         lent_bytes: room of the device tier that callers keep memory of their own in.
         on_publish: called with the level after a place became valid.
@@ -48,21 +47,18 @@ class Books:
         clock: Clock,
         next_use: Callable[[PageKey], int | None],
     ) -> None:
+        super().__init__(clock)
         self.tiers = list(tiers)
         self.last = len(tiers) - 1
         self.policies = list(policies)
         self.engines = engines
-        self.clock = clock
         self.next_use = next_use
-        self.changed = threading.Condition(threading.Lock())
-        self.closed = False
         self.table: dict[PageKey, Entry] = {}
         self.graphs: dict[int, set[PageKey]] = {}
         self.by_id: list[Entry | None] = []
         self.held = [0] * len(tiers)
         self.lent_bytes = 0
         self.transient = [0] * len(tiers)
-        self.lease_owners: dict[int, int] = {}
         self.on_publish: Callable[[int], None] | None = None
         self.on_bury: Callable[[Entry], None] | None = None
         self.recompute_s: Callable[[PageKey], float | None] = _kept
@@ -70,7 +66,6 @@ class Books:
         self.timeline: Timeline | None = None
         self.counts = Stats(bytes_peak={tier.name: 0 for tier in tiers})
         self._free_ids: list[int] = []
-        self._waiting = 0
 
     # Entries
 
@@ -293,60 +288,3 @@ class Books:
         self.graphs.clear()
         self.by_id.clear()
         self.lease_owners.clear()
-
-    # Waiting
-
-    def check_open(self) -> None:
-        """Raises StoreClosedError after close."""
-        if self.closed:
-            raise StoreClosedError("the store is closed", remedy="open another")
-
-    def notify(self) -> None:
-        """Wakes those who wait for a change."""
-        if self._waiting or self.closed:
-            self.changed.notify_all()
-
-    def wait(self, deadline: float, what: str) -> None:
-        """Waits for a change. Raises StoreTimeoutError at the deadline and StoreClosedError when closed."""
-        left_s = deadline - self.clock.now()
-        if left_s <= 0:
-            raise StoreTimeoutError(
-                f"{what}: waited until the deadline", remedy="raise timeout_s, or end leases of other threads"
-            )
-        self._waiting += 1
-        try:
-            self.clock.wait(self.changed, left_s)
-        finally:
-            self._waiting -= 1
-        self.check_open()
-
-    def foreign_leases(self, thread: int) -> bool:
-        """Whether other threads hold leases, which may end."""
-        return len(self.lease_owners) > (1 if thread in self.lease_owners else 0)
-
-    # Proof
-
-    def check_integrity(self) -> None:
-        """Raises AssertionError when entries, tiers and policies do not agree; the lock is held."""
-        assert all(entry.key is key or entry.key == key for key, entry in self.table.items())
-        live = [entry for entry in self.by_id if entry is not None]
-        for level, tier in enumerate(self.tiers):
-            assert self.held[level] <= tier.used_bytes <= tier.capacity_bytes, tier.name
-            places = [entry.places[level] for entry in live if entry.places[level] is not None]
-            booked = sum(place.slot.num_bytes for place in places if place is not None)
-            booked += self.lent_bytes if level == 0 else 0
-            assert booked <= self.held[level], tier.name
-            if self.transient[level] == 0:
-                assert booked == self.held[level], f"{tier.name}: {booked} booked, {self.held[level]} held"
-            if self.held[level] == 0:
-                unclaimed = tier.used_bytes - tier.spare_bytes
-                assert unclaimed == 0, f"{tier.name}: {unclaimed} bytes belong to nobody"
-            tier.check_integrity()
-        for entry in live:
-            assert not entry.dead or self.table.get(entry.key) is not entry
-            assert entry.dead or entry.refs > 0
-            valid = [place for place in entry.places if place is not None and place.valid]
-            assert not entry.is_sum or len(valid) <= 1, f"{entry.key}: a sum in two places"
-            assert entry.dead or not entry.visible or entry.busy or valid, f"{entry.key}: no bytes"
-            device = entry.places[0]
-            assert entry.leases <= (device.pins if device is not None else 0)

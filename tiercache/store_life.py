@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tiercache.accesses import Record
+from tiercache.books_proof import prove
 from tiercache.clock import Clock
 from tiercache.config import StoreConfig
 from tiercache.parts import create_parts
@@ -81,7 +82,7 @@ class StoreLife:
         """Raises AssertionError when books, tiers and policies do not agree, StoreClosedError after close."""
         with self._entrance:
             self._entrance.collect()
-            self._books.check_integrity()
+            prove(self._books)
 
     def close(self) -> None:
         """Ends transfers, threads and tiers, and drops every page but the persistent ones on disk, of which those on
