@@ -54,8 +54,13 @@ def work_until_killed(root: Path, seed: int, durability: str, pipe: int) -> None
             fresh.clear()
 
 
-def crash_once(root: Path, seed: int, durability: str) -> tuple[int, int]:
-    """One life, one kill, one reopening. Returns hits and pages that had to be there."""
+def crash_once(root: Path, seed: int, durability: str, kept: set[int]) -> tuple[set[int], int]:
+    """One life, one kill, one reopening. Returns the pages that are there, and how many had to be.
+
+    Args:
+        kept: pages that were there when the life before this one ended.
+    """
+    rng = random.Random(seed)
     receive, send = os.pipe()
     child = os.fork()
     if child == 0:
@@ -65,22 +70,29 @@ def crash_once(root: Path, seed: int, durability: str) -> tuple[int, int]:
         finally:
             os._exit(1)
     os.close(send)
-    first = os.read(receive, 5)
-    assert first == struct.pack("<cI", b"!", 0), "the child did not come to work"
-    time.sleep(random.Random(seed).uniform(0.002, 0.08))
+    said = b""
+    if rng.random() < 0.15:  # while it opens the store
+        time.sleep(rng.uniform(0, 0.05))
+    else:  # after so much work, however fast the machine is just now
+        work = 5 * rng.randrange(1, 60)
+        while len(said) < work:
+            block = os.read(receive, 1 << 16)
+            assert block, "the child ended before it was killed"
+            said += block
+        time.sleep(rng.uniform(0, 0.02))
     os.kill(child, signal.SIGKILL)
     assert os.WIFSIGNALED(os.waitpid(child, 0)[1]), "the child ended before it was killed"
-    said = b""
     while block := os.read(receive, 1 << 16):
         said += block
     os.close(receive)
-    promised: set[int] = set()
+    promised = set(kept)
     for what, number in struct.iter_unpack("<cI", said[: len(said) // 5 * 5]):
-        (promised.add if what == b"+" else promised.discard)(number)
-    return check(root, durability, promised)
+        if what != b"!":
+            (promised.add if what == b"+" else promised.discard)(number)
+    return check(root, durability, promised), len(promised)
 
 
-def check(root: Path, durability: str, promised: set[int]) -> tuple[int, int]:
+def check(root: Path, durability: str, promised: set[int]) -> set[int]:
     """Opens what is left: every hit is right, everything promised is there, no byte leaks."""
     tier = DiskTier(root, CAPACITY, durability=durability, segment_bytes=4 * MIB)
     try:
@@ -99,16 +111,17 @@ def check(root: Path, durability: str, promised: set[int]) -> tuple[int, int]:
         tier.check_integrity()
     finally:
         tier.close()
-    return len(hits), len(promised)
+    return hits
 
 
 def torture(root: Path, cycles: int, seed: int) -> str:
     """Many lives of one store. Returns the counts as text."""
     hits = promised = 0
+    there: set[int] = set()
     for cycle in range(cycles):
         durability = ("process", "power")[cycle % 2]
-        got = crash_once(root, seed + cycle, durability)
-        hits, promised = hits + got[0], promised + got[1]
+        there, had_to = crash_once(root, seed + cycle, durability, there)
+        hits, promised = hits + len(there), promised + had_to
     return f"{cycles} kills, {hits} hits compared, {promised} of them promised"
 
 
