@@ -20,7 +20,7 @@ from tiercache.entry import PageKey
 from tiercache.tiers import PageMeta, Slot
 from tiercache.tiers.disk import DiskTier
 
-_WORKERS = 2
+_WORKERS = 4  # twice as many as small machines have cores: while some wait for the drive, the others code
 
 
 class DiskRun:
@@ -133,6 +133,7 @@ def _summary(seconds: Any, num_pages: int, total: int, engine: Any) -> dict[str,
     both = {name: values["write"] + values["read"] for name, values in middle.items()}
     return {
         "pages": num_pages,
+        "workers": _WORKERS,
         "page_bytes": total // num_pages,
         "pages_per_s": {
             name: {what: num_pages / v for what, v in values.items()} for name, values in middle.items()

@@ -232,4 +232,12 @@ def test_all_columns_are_counted_whatever_their_number(cols):
 
 def test_small_pages_are_counted_too():
     table = unpack_table(NO_PREDICTION)
-    assert counts_of(np.full(64 * 64, 100 << 7, np.uint16), 64, table)[100] == 128
+    assert counts_of(np.full(64 * 64, 100 << 7, np.uint16), 64, table)[100] == 1024
+
+
+def test_pages_of_half_a_block_fit_the_table_of_the_first_one():
+    """A table, and the drift from it, told from too few exponents would make each small page carry its own."""
+    pages = torch.randn(48, 256, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    codec = create_codec("exponent")
+    heads = {bytes(encoded(codec, pages[2 * n : 2 * n + 2], page_key(node=n + 1))[:41]) for n in range(24)}
+    assert len(heads) == 1

@@ -68,7 +68,7 @@ def verify(
     if codec is not None:
         from tiercache.runtime.codec_parity import codec_parity
 
-        cost = codec_parity(loaded, codec, tokens=tokens)
+        cost = codec_parity(loaded, codec, tokens=tokens, progress=told)
         console.print(_layers(cost))
         result["codec"] = cost.as_dict()
         passed = passed and cost.passed

@@ -10,6 +10,7 @@
 
 #include "codec_exponent_block.hpp"
 #include "codec_parallel.hpp"
+#include "codec_stream.hpp"
 
 namespace tiercache::codec {
 namespace {
@@ -17,8 +18,8 @@ namespace {
 // About so many vectors of a page are counted as it is encoded, to see whether its table still fits; of a
 // small page every kLeastStep-th.
 constexpr std::size_t kCountedVectors = 64;
-constexpr std::size_t kLeastStep = 32;
-constexpr std::size_t kTrainStep = 8;  // between the vectors of a block that training counts
+constexpr std::size_t kLeastStep = 4;
+constexpr std::size_t kTrainedVectors = 512;  // that training counts of a page, or all
 
 // Steps over whole rows would see the same columns again and again.
 Sampling every(std::size_t step, std::size_t cols, std::size_t vectors_before) {
@@ -91,6 +92,7 @@ std::size_t exponent_encode(const std::uint16_t* x, std::size_t n, std::size_t c
   } else {
     at = encode_together(page, at, threads, counts);
   }
+  stream_fence();
   if (grid.tail != 0) std::memcpy(at, x + n - grid.tail, 2 * grid.tail);
   return static_cast<std::size_t>(at - out) + 2 * grid.tail;
 }
@@ -121,12 +123,13 @@ Counts exponent_counts(const std::uint16_t* x, std::size_t n, std::size_t cols, 
   const ExponentKernels& k = exponent_kernels(isa);
   Counts counts{};
   const std::size_t step = std::max<std::size_t>(1, grid.num_blocks / std::max<std::size_t>(1, max_blocks));
+  const std::size_t vectors = grid.num_rows * cols / kVector / step;
+  const Sampling sampling = every(std::max<std::size_t>(1, vectors / kTrainedVectors), cols, 0);
   std::vector<std::uint8_t> means(1 + cols);
   for (std::size_t b = 0; b < grid.num_blocks; b += step) {
     if (has_channels(prediction))
       write_segment(x, grid, b / grid.segment_blocks, prediction, k, means.data());
-    count_block(x + grid.begin(b), grid.rows(b), cols, prediction, means.data(), k,
-                every(kTrainStep, cols, 0), counts);
+    count_block(x + grid.begin(b), grid.rows(b), cols, prediction, means.data(), k, sampling, counts);
   }
   return counts;
 }

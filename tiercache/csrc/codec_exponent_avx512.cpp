@@ -108,15 +108,11 @@ TC_TARGET std::size_t encode_level(const std::uint8_t* symbols, std::size_t size
   return static_cast<std::size_t>(to - next);
 }
 
-// Asks for the part of the next block that belongs to vector v; its codes take up to half a line a vector.
+// Asks for the part of the next block that belongs to vector v.
 TC_INLINE void ask_ahead(const EncodeSink& sink, std::size_t v) {
-  constexpr int kForReading = 0, kForWriting = 1, kSecondLevel = 2;
-  const std::uint16_t* in = sink.next_in + v * kVector;
-  __builtin_prefetch(in, kForReading, kSecondLevel);
-  __builtin_prefetch(in + kVector / 2, kForReading, kSecondLevel);
-  const std::uint8_t* out = sink.next_out + v * (kVector + kVector / 2);
-  __builtin_prefetch(out, kForWriting, kSecondLevel);
-  if (v % 2 != 0) __builtin_prefetch(out - kVector / 2, kForWriting, kSecondLevel);
+  constexpr int kForReading = 0, kSecondLevel = 2;
+  __builtin_prefetch(sink.next + v * kVector, kForReading, kSecondLevel);
+  __builtin_prefetch(sink.next + v * kVector + kVector / 2, kForReading, kSecondLevel);
 }
 
 // The first level is written as its symbols are found, and so are the escapes.

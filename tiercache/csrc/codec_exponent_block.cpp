@@ -4,6 +4,8 @@
 #include <cstring>
 #include <memory>
 
+#include "codec_stream.hpp"
+
 namespace tiercache::codec {
 namespace {
 
@@ -18,6 +20,7 @@ struct Scratch {
   std::uint8_t rest[kBlock];
   std::uint8_t planes[kMaxLevels][kLevelBits][kPlaneRoom];
   std::uint8_t escapes[kBlock + kVector];
+  alignas(kVector) std::uint8_t block[stored_bytes(kBlock) + 2 * kVector];
   std::uint8_t padded[kPaddedRoom];
   std::uint8_t work[2][kBlock + 2 * kVector];
   std::uint8_t row_mean[kBlock / kVector];
@@ -89,7 +92,7 @@ void count_vectors(const std::uint8_t* exponents, const BlockShape& shape, Sampl
 
 std::size_t store_block(const std::uint16_t* x, std::size_t n, std::uint8_t* out) {
   out[0] = 0;
-  std::memcpy(out + 1, x, 2 * n);
+  stream_copy(out + 1, reinterpret_cast<const std::uint8_t*>(x), 2 * n);
   return stored_bytes(n);
 }
 
@@ -166,25 +169,28 @@ std::size_t encode_block(const std::uint16_t* x, std::size_t rows, std::size_t c
   const std::size_t n = rows * cols;
   const BlockLayout at(table, rows, n);
   if (at.planes > stored_bytes(n)) return store_block(x, n, out);
-  k.split(x, n, s.exponents, out + at.rest);
+  // The block is put together here, its longest part in whole lines, and then copied out at once.
+  std::uint8_t* const block = s.block + kVector - at.rest % kVector;
+  k.split(x, n, s.exponents, block + at.rest);
   const BlockShape shape = predict_block(s, rows, cols, table.prediction, means, k);
   if (counts != nullptr) count_vectors(s.exponents, shape, sampling, *counts);
-  EncodeSink sink{{}, s.escapes, 0, {s.work[0], s.work[1]}, x + n, out + at.planes + n / 3};
+  EncodeSink sink{{}, s.escapes, 0, {s.work[0], s.work[1]}, x + n};
   for (std::size_t l = 0; l < at.levels; ++l)
     for (std::size_t b = 0; b < kLevelBits; ++b) sink.levels.planes[l][b] = s.planes[l][b];
   k.encode(s.exponents, shape, table, sink);
   std::size_t size = at.planes + sink.num_escapes;
   for_planes(table, sink.levels, [&](const std::uint8_t*, std::size_t bytes) { size += bytes; });
   if (size >= stored_bytes(n)) return store_block(x, n, out);
-  out[0] = 1;
-  out[1] = static_cast<std::uint8_t>(shape.level + 32);
-  store(out + 2, static_cast<std::uint32_t>(sink.num_escapes));
-  for (std::size_t l = 0; l < at.levels; ++l) store(out + kCodedHeader + 8 * l, sink.levels.sizes[l]);
-  append(out + at.row_mean, s.row_mean, at.rest - at.row_mean);
-  std::uint8_t* to = out + at.planes;
+  block[0] = 1;
+  block[1] = static_cast<std::uint8_t>(shape.level + 32);
+  store(block + 2, static_cast<std::uint32_t>(sink.num_escapes));
+  for (std::size_t l = 0; l < at.levels; ++l) store(block + kCodedHeader + 8 * l, sink.levels.sizes[l]);
+  append(block + at.row_mean, s.row_mean, at.rest - at.row_mean);
+  std::uint8_t* to = block + at.planes;
   for_planes(table, sink.levels,
              [&](const std::uint8_t* plane, std::size_t bytes) { to = append(to, plane, bytes); });
   append(to, s.escapes, sink.num_escapes);
+  stream_copy(out, block, size);
   return size;
 }
 

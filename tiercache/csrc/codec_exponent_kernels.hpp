@@ -45,11 +45,9 @@ struct EncodeSink {
   std::uint8_t* escapes;  // room for a block and a vector
   std::size_t num_escapes;
   Work work;
-  // What the block after this one will read and write, as many elements and their bytes: a path may ask for
-  // it meanwhile, for coding and waiting for memory take about as long. Never touched, so it may lie
+  // What the block after this one will read: a path may ask for it meanwhile. Never touched, so it may lie
   // anywhere.
-  const std::uint16_t* next_in;
-  const std::uint8_t* next_out;
+  const std::uint16_t* next;
 };
 
 // Where they come from. Whatever the planes hold, at most a bit an element is taken from plane c and a byte

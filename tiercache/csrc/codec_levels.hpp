@@ -44,7 +44,7 @@ class ExponentTable {
   // their ranks' symbols once.
   ExponentTable(Prediction prediction, std::uint8_t base, const LevelRanks& levels, const SymbolOrder& order);
 
-  // The table that codes these counts in the fewest bits.
+  // The table that codes these counts best: in few bits, and where that costs next to none in few levels.
   static ExponentTable train(Prediction prediction, const Counts& counts);
 
   // Bits that the sampled exponents take with this table, escapes included.
