@@ -291,6 +291,14 @@ FILL = """
         assert "index" in str(error) or "flush" in str(error) or "No space" in str(error), error
     tier.check_integrity()
     tier.close()
+    import contextlib, io, json
+    from tiercache.cli import main
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):  # what is full can be emptied
+        assert main(["store", "verify", sys.argv[1], "--json"]) == 0
+        said.truncate(said.seek(0))
+        assert main(["store", "gc", sys.argv[1], "--all", "--json"]) == 0
+    assert json.loads(said.getvalue())["file_bytes"] == 0
     print(len(slots))
 """
 
@@ -335,6 +343,20 @@ def test_a_read_only_directory_is_a_read_only_store(tmp_path):
     """
     mounts = f"mount --bind {tmp_path} {tmp_path}; mount -o remount,ro,bind {tmp_path}"
     assert in_namespace(mounts, code, tmp_path) == "1\n"
+
+
+def test_the_command_line_on_a_read_only_directory(tmp_path):
+    tier = DiskTier(tmp_path, 16 * MIB, durability="process")
+    put(tier, 1)
+    tier.close()
+    code = """
+        import sys
+        from tiercache.cli import main
+        assert [main(["store", command, sys.argv[1]]) for command in ("info", "ls", "verify")] == [0, 0, 0]
+        assert [main(["store", command, sys.argv[1]]) for command in ("gc", "rebuild")] == [2, 2]
+    """
+    mounts = f"mount --bind {tmp_path} {tmp_path}; mount -o remount,ro,bind {tmp_path}"
+    assert "records" in in_namespace(mounts, code, tmp_path)
 
 
 def test_a_store_over_a_read_only_directory_reads_what_was_kept(tmp_path):

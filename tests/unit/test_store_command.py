@@ -13,14 +13,16 @@ from contextlib import redirect_stderr
 
 import lmdb
 import pytest
-from disk_pages import MIB, NAMESPACE, environment, flip, key_of, only_segment, put, size_of
+from disk_pages import MIB, NAMESPACE, environment, flip, key_of, only_segment, put, run_python, size_of
 from typer.testing import CliRunner
 
 from tiercache.cli import main
 from tiercache.cli.store_command import app
-from tiercache.errors import StoreLockedError
+from tiercache.errors import ConfigError, PageCorruptError, StoreLockedError
 from tiercache.tiers.disk import DiskTier
 from tiercache.tiers.disk_reader import DiskReader
+
+COMMANDS = ["info", "ls", "verify", "gc", "rebuild"]
 
 
 @pytest.fixture
@@ -135,7 +137,7 @@ def test_rebuild(root):
 
 
 def test_a_directory_without_a_store_is_an_error(tmp_path):
-    for command in ("info", "ls", "verify", "gc", "rebuild"):
+    for command in COMMANDS:
         done = CliRunner().invoke(app, [command, str(tmp_path)])
         assert done.exit_code == 1
         assert "no store in" in str(done.exception)
@@ -158,7 +160,7 @@ def on_terminal(monkeypatch):
     return act
 
 
-@pytest.mark.parametrize("command", ["info", "ls", "verify", "gc", "rebuild"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_progress_is_shown_on_a_terminal_alone_and_goes(root, capsys, on_terminal, command):
     shown = on_terminal(command, root)
     assert ("segments" if command == "rebuild" else "records") in shown
@@ -166,3 +168,103 @@ def test_progress_is_shown_on_a_terminal_alone_and_goes(root, capsys, on_termina
     assert "━" not in capsys.readouterr().out
     assert on_terminal(command, root, "--json") == ""
     assert run(command, root).stderr == ""  # no terminal
+
+
+@pytest.mark.parametrize(
+    "option",
+    [["--older-than-days", "-1"], ["--namespace", ""], ["--namespace", "zz"], ["--namespace", "0" * 65]],
+)
+def test_gc_refuses_what_cannot_be_meant(root, option):
+    run("gc", root, *option, status=2)
+    assert said("info", root)["records"] == 4
+
+
+@pytest.fixture
+def drives(tmp_path):
+    """Directories of a store of three drives."""
+    homes = [tmp_path / name for name in "abc"]
+    tier = DiskTier(homes, 64 * MIB, durability="process")
+    for number in range(4):
+        put(tier, number)
+    tier.close()
+    return homes
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_directories_in_another_order_or_elsewhere_are_an_error(drives, command):
+    first, second, third = drives
+    elsewhere = first.parent / "elsewhere"
+    for wrong in ([first, third, second], [first, second, elsewhere], [first, second], [first, *drives]):
+        done = CliRunner().invoke(app, [command, *map(str, wrong)])
+        assert isinstance(done.exception, ConfigError), done.output
+    assert not elsewhere.exists()
+    assert sorted(path.name for home in drives for path in home.glob("drive*")) == [
+        "drive0",
+        "drive1",
+        "drive2",
+    ]
+    assert said("verify", *drives)["records"] == 4
+
+
+def test_an_open_in_another_order_loses_nothing(drives):
+    with pytest.raises(ConfigError, match="has no drive1 of this store; got \\['drive2'\\]"):
+        DiskTier([drives[0], drives[2], drives[1]], 64 * MIB, durability="process")
+    assert said("verify", *drives)["records"] == 4
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_symlink_to_a_store_is_not_followed(root, command):
+    link = root.parent / f"link-{root.name}"
+    link.symlink_to(root)
+    done = CliRunner().invoke(app, [command, str(link)])
+    assert isinstance(done.exception, ConfigError)
+    assert "symlink" in str(done.exception)
+
+
+@pytest.mark.parametrize("damage", ["cut", "a page"])
+def test_a_damaged_index_is_an_error_and_not_a_crash(root, damage):
+    """LMDB trusts its file: it would crash in the process that opens this one."""
+    path = root / "index" / "data.mdb"
+    content = bytearray(path.read_bytes())
+    content[8192:] = b"" if damage == "cut" else os.urandom(len(content) - 8192)
+    path.write_bytes(content)
+    for command in ("info", "ls", "verify"):
+        done = CliRunner().invoke(app, [command, str(root)])
+        assert isinstance(done.exception, PageCorruptError), done.output
+        assert "tiercache store rebuild" in str(done.exception)
+    assert said("rebuild", root)["adopted"] == 4
+    assert said("verify", root)["records"] == 4
+
+
+def test_an_entry_of_the_index_that_is_none_is_counted(root):
+    with lmdb.open(str(root / "index")) as env, env.begin(write=True) as txn:
+        key, value = next(iter(txn.cursor()))
+        txn.put(key, value[:230] + b"\xff" * 16 + value[246:])  # text that is none
+    assert (said("info", root)["records"], said("info", root)["damaged_entries"]) == (3, 1)
+    assert len(said("ls", root)) == 3
+
+
+KILLED = """
+import os, random, signal, sys, time
+from tiercache.cli import main
+from disk_pages import *
+root, command = sys.argv[1:3]
+for seed in range(8):
+    child = os.fork()
+    if child == 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        main(["store", command, root, *sys.argv[3:]])
+        os._exit(0)
+    time.sleep(random.Random(seed).uniform(0, 0.04))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert main(["store", "verify", root]) == 0
+assert main(["store", "rebuild", root]) == main(["store", "verify", root]) == 0
+"""
+
+
+@pytest.mark.parametrize("command", [["gc", "--all"], ["rebuild"]])
+def test_kill_9_of_gc_and_rebuild_leaves_a_store_that_verifies(root, command):
+    run_python(KILLED, root, *command)
+    if command == ["rebuild"]:
+        assert said("info", root)["records"] == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from itertools import islice
 from pathlib import Path
@@ -55,15 +56,20 @@ def _segments(directories: list[Path]) -> list[Path]:
 
 
 def _open_writer(directories: list[Path], **options: Any) -> Any:
-    from tiercache.errors import ConfigError
+    from tiercache.errors import ConfigError, TierIOError
     from tiercache.tiers.disk import DiskTier
-    from tiercache.tiers.disk_files import read_store_file
+    from tiercache.tiers.disk_files import check_drives, read_store_file
 
     store = read_store_file(directories[0]) if directories[0].is_dir() else None
     if store is None:
         raise ConfigError(f"disk tier: no store in {directories[0]}", remedy="name the directory of a store")
+    check_drives(directories)
     capacity_bytes = sum(path.stat().st_size for path in _segments(directories)) + (16 << 20)
-    return DiskTier(directories, capacity_bytes, durability=store.durability, **options)
+    tier = DiskTier(directories, capacity_bytes, durability=store.durability, **options)
+    if tier.read_only:
+        tier.close()
+        raise TierIOError(f"disk tier: {directories[0]} is read-only: nothing was changed")
+    return tier
 
 
 @app.command()
@@ -95,6 +101,7 @@ def info(directories: Directories, as_json: AsJson = False) -> None:
         "records": records,
         "record_bytes": record_bytes,
         "payload_bytes": stored_bytes,
+        "damaged_entries": reader.damaged_entries,
         "namespaces": namespaces
         if as_json
         else [f"{name[:16]}: {count} records" for name, count in namespaces.items()],
@@ -185,12 +192,20 @@ def verify(directories: Directories, as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
+def _hex(text: str) -> str:
+    if not re.fullmatch("[0-9a-f]{1,64}", text.lower()):
+        raise typer.BadParameter(f"{text!r} is not the hexadecimal beginning of a namespace")
+    return text.lower()
+
+
 @app.command()
 def gc(
     directories: Directories,
-    older_than_days: Annotated[float | None, typer.Option(help="Remove records that are older.")] = None,
+    older_than_days: Annotated[
+        float | None, typer.Option(min=0, help="Remove records that are older.")
+    ] = None,
     namespace: Annotated[
-        str | None, typer.Option(help="Remove records whose namespace begins so (hex).")
+        str | None, typer.Option(parser=_hex, help="Remove records whose namespace begins so (hex).")
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Remove every record.")] = False,
     as_json: AsJson = False,
@@ -206,7 +221,7 @@ def gc(
         for _, value in progress.track(tier.core.records(), description="records"):
             entry = entry_of(value)
             old = youngest_ns is not None and entry.created_ns < youngest_ns
-            named = namespace is not None and entry.meta.namespace.hex().startswith(namespace.lower())
+            named = namespace is not None and entry.meta.namespace.hex().startswith(namespace)
             if everything or old or named:
                 tier.remove(entry.meta.digest)
                 removed, removed_bytes = removed + 1, removed_bytes + entry.length

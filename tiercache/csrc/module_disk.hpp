@@ -87,6 +87,8 @@ inline void bind_disk(nb::module_& m) {
   m.attr("INDEX_SEQUENCE_OFFSET") = offsetof(IndexValue, info) + offsetof(RecordInfo, sequence);
   m.def("index_fields", [](const nb::bytes& bytes) {
     const IndexValue value = value_of(bytes);
+    if (const std::string reason = refuse_value(value); !reason.empty())
+      throw Error(ErrorKind::kCorrupt, "disk tier: index entry", reason);
     return nb::make_tuple(fields_of(value.info), value.place.segment, value.place.offset,
                           record_length(value.info.stored_bytes), value.info.created_ns, value.hits);
   });

@@ -17,6 +17,9 @@
 namespace tiercache {
 namespace {
 
+// Left free on the file system when files grow: the index must be able to say what was deleted.
+constexpr std::uint64_t kHeadroom = 1 << 20;
+
 std::string name_of(std::uint32_t id) {
   char text[24];
   std::snprintf(text, sizeof text, "%04u.seg", id);
@@ -33,6 +36,12 @@ std::uint32_t id_of(const std::string& name) {
   }
   const auto id = static_cast<std::uint32_t>(std::stoul(name.substr(0, dot)));
   return name == name_of(id) ? id : 0;
+}
+
+bool has_room(int directory, std::uint64_t size) {
+  struct statvfs status{};
+  if (fstatvfs(directory, &status) != 0) return true;  // the allocation will tell
+  return status.f_bavail * status.f_frsize >= size + kHeadroom;
 }
 
 bool all_zero(const SegmentHeader& header) {
@@ -171,6 +180,10 @@ bool Segments::grow(std::uint32_t drive, std::uint64_t length) {
 
 SegmentPtr Segments::create(std::uint32_t drive, std::uint32_t id, std::uint64_t size, int& code) {
   const DriveDir& home = drives_[drive];
+  if (!has_room(home.fd.get(), size)) {
+    code = ENOSPC;
+    return nullptr;
+  }
   const std::string name = name_of(id);
   const int flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
   Fd fd(openat(home.fd.get(), name.c_str(), flags | (home.direct ? O_DIRECT : 0), 0600));

@@ -223,8 +223,7 @@ class DiskTier(Tier):
 
     def lookup(self, digest: bytes) -> tuple[Slot, PageMeta] | None:
         """The persistent record of this key, written by this process or an earlier one; claimed until let go."""
-        (found,) = self.core.lookup((digest,))
-        return found and slot_and_meta(*found)
+        return (found := self.core.lookup((digest,))[0]) and slot_and_meta(*found)
 
     def lookup_many(self, digests: Sequence[bytes]) -> list[tuple[Slot, PageMeta] | None]:
         """The same for many keys at once."""

@@ -8,12 +8,14 @@ directory/driveN/   segment files, of the N-th directory; root is the first one
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import secrets
 import stat
 import struct
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -128,12 +130,27 @@ def write_store_file(root: Path, store: StoreFile, *, sync: bool) -> None:
             os.fsync(folder)
             os.close(folder)
     except OSError as error:
-        raise io_error(f"disk tier: writing {root / 'STORE'}", error) from error
+        fresh.unlink(missing_ok=True)
+        remedy = "free disk space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else None
+        raise io_error(f"disk tier: writing {root / 'STORE'}", error, remedy) from error
 
 
 def new_store_file() -> StoreFile:
     """STORE of a store that has never been."""
     return StoreFile(uuid=secrets.token_hex(16))
+
+
+def check_drives(directories: Sequence[Path]) -> None:
+    """Raises ConfigError unless each directory has the drive of its number: in another order records would be lost."""
+    for number, directory in enumerate(directories):
+        if number == 0 or (directory / f"drive{number}").exists():
+            continue
+        raise ConfigError(
+            f"disk tier: {directory} has no drive{number} of this store",
+            got=sorted(path.name for path in directory.glob("drive*")) or "none",
+            limit=f"drive{number}",
+            remedy="name the directories in the order of open_store; make an empty one if that drive was lost",
+        )
 
 
 def next_epoch(directories: list[Path], durability: str) -> tuple[StoreFile, StoreFile]:
@@ -158,6 +175,11 @@ def next_epoch(directories: list[Path], durability: str) -> tuple[StoreFile, Sto
             limit=was.drives,
             remedy="name the same directories in the same order",
         )
+    if was.durability == "scratch":
+        for number, directory in enumerate(directories):
+            make_directory(directory / f"drive{number}")
+    else:
+        check_drives(directories)
     store = replace(
         was,
         epoch=was.epoch + 1,

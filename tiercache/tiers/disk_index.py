@@ -24,9 +24,9 @@ Change = tuple[bytes, int, bytes | None]
 
 _PROBE = """
 import sys
-sys.path[:0] = sys.argv[2:]
+sys.path[:0] = sys.argv[3:]
 import lmdb
-with lmdb.open(sys.argv[1], readonly=True, lock=False, create=False).begin() as txn:
+with lmdb.open(sys.argv[1], readonly=True, lock=sys.argv[2] == "lock", create=False).begin() as txn:
     for _ in txn.cursor():
         pass
 """
@@ -172,6 +172,7 @@ def is_sound(path: Path, expected_crc: int | None) -> bool:
                 "-c",
                 _PROBE,
                 str(path),
+                "lock" if os.access(path, os.W_OK) else "",  # beside a writer, which would reuse pages
                 _package_root(),
             ],
             check=False,

@@ -13,7 +13,7 @@ from tiercache import _core
 from tiercache.errors import ConfigError, PageCorruptError, PageMissingError, StoreClosedError
 from tiercache.tiers import disk_files
 from tiercache.tiers.base import ByteArray, PageMeta
-from tiercache.tiers.disk_index import DiskIndex, is_ours
+from tiercache.tiers.disk_index import DiskIndex, is_ours, is_sound
 from tiercache.tiers.disk_meta import RecordEntry, entry_of
 
 _TRIES = 8  # of a look-up that meets a writer moving the record
@@ -48,13 +48,20 @@ class DiskReader:
         listed = [directories] if isinstance(directories, str | Path) else list(directories)
         self._roots = [Path(directory).absolute() for directory in listed]
         self.root = self._roots[0]
+        for root in self._roots:
+            if root.is_symlink():
+                remedy = "name the directory itself"
+                raise ConfigError(f"disk tier: {root} is a symlink; it was not followed", remedy=remedy)
         store = disk_files.read_store_file(self.root) if self.root.is_dir() else None
         if store is None:
             raise ConfigError(f"disk tier: no store in {self.root}", remedy="name the directory of a store")
         if store.drives != len(self._roots):
             raise ConfigError(
-                f"disk tier: {self.root} has more directories", got=len(listed), limit=store.drives
+                f"disk tier: {self.root} has another number of directories",
+                got=len(listed),
+                limit=store.drives,
             )
+        disk_files.check_drives(self._roots)
         self.store = store
         drives = [str(path / f"drive{number}") for number, path in enumerate(self._roots)]
         self.core = _core.Reader(drives, bytes.fromhex(store.uuid))
@@ -62,6 +69,9 @@ class DiskReader:
         has_index = store.durability != "scratch" and (path / "data.mdb").is_file()
         if has_index and not is_ours(path):
             raise PageCorruptError(f"disk tier: {path} holds other than plain files of this user's")
+        if has_index and not is_sound(path, store.index_crc):
+            remedy = "rebuild it: tiercache store rebuild"
+            raise PageCorruptError(f"disk tier: the index {path} is damaged", remedy=remedy)
         self._index = DiskIndex(path, 0, sync=False, readonly=True) if has_index else None
         self._closed = False
         self.damaged_entries = 0
