@@ -1,4 +1,4 @@
-// The host tier's memory: slots in one mapping, with a part kept apart for reads.
+// The host tier's memory: slots in one mapping, with a part kept apart for bytes on their way.
 #pragma once
 #include <array>
 #include <chrono>

@@ -25,8 +25,8 @@ class HostTier(Tier):
 
     Args:
         capacity_bytes: budget; cut to what the process's memory cgroups and the machine have left at open.
-        staging_bytes: room beside the budget that only `staging` hands out, so that pages being written down can
-            never starve a read on its way up.
+        staging_bytes: room beside the budget that only `staging` hands out: pages that are kept can never take the
+            memory that a copy on its way needs. `tiercache.staging` lends it, up and down, by one order.
         pin: page-lock the arena with the CUDA runtime. No effect where there is none (see `pinned`).
         huge_pages: ask the kernel for transparent huge pages.
         numa_node: bind the arena to this node; None leaves the kernel's placement.
@@ -106,7 +106,7 @@ class HostTier(Tier):
 
     @contextmanager
     def staging(self, num_bytes: int, timeout_s: float) -> Iterator[ByteArray]:
-        """Memory for a read on its way up, from the part that writes cannot take.
+        """Memory for bytes on their way, from the part that slots cannot take.
 
         Raises:
             TierFullError: more than the whole staging part.
