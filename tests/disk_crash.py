@@ -11,6 +11,7 @@ import random
 import signal
 import struct
 import time
+import traceback
 from pathlib import Path
 
 from disk_pages import MIB, check_hit, put, size_of
@@ -67,6 +68,8 @@ def crash_once(root: Path, seed: int, durability: str, kept: set[int]) -> tuple[
         try:
             os.close(receive)
             work_until_killed(root, seed, durability, send)
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(1)
     os.close(send)
