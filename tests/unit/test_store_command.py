@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 
 from tiercache.cli import main
 from tiercache.cli.store_command import app
-from tiercache.errors import ConfigError, PageCorruptError, StoreLockedError
+from tiercache.errors import ConfigError, PageCorruptError, StoreLockedError, TierIOError
 from tiercache.tiers.disk import DiskTier
-from tiercache.tiers.disk_reader import DiskReader
+from tiercache.tiers.disk_reader import DiskReader, RecordLease
 
 COMMANDS = ["info", "ls", "verify", "gc", "rebuild"]
 
@@ -72,6 +72,20 @@ def test_verify_finds_a_bad_record_and_says_so_by_its_exit_status(root):
     assert str(key_of(1)) in found["bad"][0]
     only_segment(root).unlink()
     assert len(said("verify", root, status=1)["bad"]) == 4
+
+
+def test_verify_goes_on_behind_a_record_that_the_drive_does_not_give(root, monkeypatch):
+    read = RecordLease.read
+
+    def fail_one(lease, out=None):
+        if lease.entry.meta.digest == key_of(1).digest:
+            raise TierIOError("disk tier: read", got="Input/output error")
+        return read(lease, out)
+
+    monkeypatch.setattr(RecordLease, "read", fail_one)
+    found = said("verify", root, status=1)
+    assert (found["records"], len(found["bad"])) == (4, 1)
+    assert "Input/output error" in found["bad"][0]
 
 
 def test_verify_finds_damaged_entries_of_the_index(root):

@@ -160,7 +160,7 @@ def list_records(
 @app.command()
 def verify(directories: Directories, as_json: AsJson = False) -> None:
     """Read every record and prove its checksums. Exit status 1 when one is bad. Works beside a writer."""
-    from tiercache.errors import PageCorruptError, PageMissingError
+    from tiercache.errors import PageCorruptError, PageMissingError, TierIOError
     from tiercache.tiers.disk_reader import DiskReader
 
     reader = DiskReader(directories)
@@ -179,7 +179,7 @@ def verify(directories: Directories, as_json: AsJson = False) -> None:
                     bad.append(
                         f"{entry.meta.key or entry.meta.digest.hex()}: its segment is missing or damaged"
                     )
-            except PageCorruptError as error:
+            except (PageCorruptError, TierIOError) as error:
                 bad.append(f"{entry.meta.key or entry.meta.digest.hex()}: {error}")
     if reader.damaged_entries:
         bad.append(f"{reader.damaged_entries} entries of the index are damaged: rebuild it")
