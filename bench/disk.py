@@ -212,7 +212,8 @@ def main() -> None:
     rows = {"tiercache": (details["4m"]["write"]["ours_gbps"], details["4m"]["read"]["ours_gbps"]), **table}
     for label, speeds in rows.items():
         print(
-            f"{label:20} " + ("not installed" if speeds is None else f"{speeds[0]:10.2f} {speeds[1]:10.2f}")
+            f"{label:20} "
+            + ("not installed, or not compiled" if speeds is None else f"{speeds[0]:10.2f} {speeds[1]:10.2f}")
         )
     machine = {**describe_machine(), "crc_path": _core.crc32c_path(), "rung": details["4m"]["rung"]}
     arguments.json.write_text(

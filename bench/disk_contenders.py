@@ -174,7 +174,11 @@ def deepspeed_aio(folder: Path, *, block: int, count: int) -> tuple[float, float
         return None
     # block size, depth, one submission at a time, overlapped events, threads
     settings = (1 << 20, DEPTH, False, True, 1)
-    handle = AsyncIOBuilder().load().aio_handle(*settings)
+    try:
+        handle = AsyncIOBuilder().load().aio_handle(*settings)  # compiled at the first use
+    except RuntimeError as error:
+        print(f"DeepSpeed's AIO handle could not be compiled: {error}")
+        return None
     page = torch.from_numpy(aligned(block, 1))
     started = time.perf_counter()
     for number in range(count):
