@@ -142,8 +142,8 @@ def small_records(folder: Path, count: int) -> dict[str, float]:
         tier.flush()
         puts_per_s = count / (time.perf_counter() - started)
     digests = [metas[number * 7 % count].digest for number in range(1000)]
-    many = min(_timed(lambda: tier.lookup_many(digests)) for _ in range(20))
-    single = min(_timed(lambda: [tier.lookup(digest) for digest in digests]) for _ in range(20))
+    many = min(_timed(lambda: tier.lookup_many(digests)) for _ in range(100))
+    single = min(_timed(lambda: [tier.lookup(digest) for digest in digests]) for _ in range(100))
     tier.close()
     return {"puts_per_s": puts_per_s, "lookup_us": many * 1e3, "single_lookup_us": single * 1e3}
 
