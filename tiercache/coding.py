@@ -118,13 +118,21 @@ class PageCodecs:
             return coding
         return self._rest if self._rest.fixes is None or key.kind in LOSSY_KINDS else self._rest.exact()
 
-    def differ(self, entry: Entry, meta: PageMeta, tier: Tier, into: Tier) -> bool:
-        """Whether a payload of one tier is to be coded anew for another."""
+    def differ(
+        self, entry: Entry, meta: PageMeta, tier: Tier, into: Tier, payload: ByteArray | None = None
+    ) -> bool:
+        """Whether a payload of one tier, told where it is in memory, is to be coded anew for another."""
         coding: Coding = entry.coding or RAW
         codec = coding.at(into)
         if codec is coding.at(tier):
             return False
-        return codec.minds_speed or codec.name != meta.codec if codec is not None else meta.codec != "raw"
+        if codec is None:
+            return meta.codec != "raw"
+        if meta.codec == "raw" or (payload is not None and meta.codec == codec.name):
+            known = None if meta.codec == "raw" else payload
+            if codec.leaves(known, entry.dtype, entry.key, entry.num_bytes):
+                return False
+        return codec.minds_speed or codec.name != meta.codec
 
     def can_decode(self, meta: PageMeta) -> bool:
         """Whether a record's codec is known."""
@@ -133,12 +141,19 @@ class PageCodecs:
     # Payloads
 
     def sizes(self, entry: Entry, tier: Tier, *, again: bool) -> list[int]:
-        """What `encode` writes to: the payload at its largest, and the page decoded if that is needed; or nothing."""
+        """What `encode` writes to: the payload at its largest, and the page decoded if that is needed.
+
+        Nothing where the page goes down as raw bytes and is not encoded.
+        """
         coding: Coding = entry.coding or RAW
         codec = coding.at(tier)
         first = None if again or coding.fixes is codec else coding.fixes
         used = [one for one in (codec, first) if one is not None]
-        if not used:
+        if not used or (
+            codec is not None
+            and coding.fixes is None
+            and codec.leaves(None, entry.dtype, entry.key, entry.num_bytes)
+        ):
             return []
         sizes = [max(one.max_encoded_bytes(entry.dtype, entry.shape) for one in used)]
         decodes = first is not None or (again and codec is not None and not codec.lossless)

@@ -90,9 +90,10 @@ class Transfer:
         place, tier, into = entry.places[level], self.books.tiers[level], self.books.tiers[target]
         assert place is not None
         assert place.meta is not None
-        if not self.codecs.differ(entry, place.meta, tier, into):
-            return None
         view = tier.view(place.slot)
+        known = None if view is None else view[: place.meta.stored_bytes]
+        if not self.codecs.differ(entry, place.meta, tier, into, known):
+            return None
         sizes = self.codecs.sizes(entry, into, again=True)
         more = [entry.num_bytes, 0 if view is not None else place.meta.stored_bytes]
         try:
@@ -105,6 +106,8 @@ class Transfer:
             self.read(tier, place.slot, payload, place.meta)
         page = as_tensor(memory[-2], entry.dtype, entry.shape)
         self.codecs.decode(payload, place.meta, page)
+        if not sizes:
+            return Source.of(bytes_of(page), self.raw_meta(entry))
         return self.codecs.encode(entry, page, into, self._namespace, memory, again=True)
 
     def read(self, tier: Tier, slot: Slot, out: ByteArray, meta: PageMeta) -> None:

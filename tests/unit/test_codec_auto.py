@@ -122,3 +122,37 @@ def test_a_gain_that_a_measurement_may_have_made_up_leaves_pages_raw():
 @pytest.mark.parametrize(("window_s", "name"), [(1.1e-5, "raw"), (0.6e-5, "window")])
 def test_a_codec_is_used_where_it_is_clearly_cheaper(window_s, name):
     assert chosen(12.0, [1e-6, 1e-3, window_s, 1e-3, 1e-3]) == name
+
+
+def test_a_codec_that_makes_pages_no_smaller_is_never_chosen():
+    """However fast it is: its payloads would be kept raw all the same, after a copy for nothing."""
+    codec = create_codec("auto", read_gbps=200.0, clock=Clock([1e-3, 1e-6, 1e-3, 1e-3, 1e-3]))
+    encoded(codec, odd_pages()["noise"], page_key())
+    assert codec.choices() == {"key/torch.bfloat16": "raw"}
+
+
+def leaves(codec, page, payload=None, kind="key"):
+    return codec.leaves(payload, page.dtype, page_key(kind), page.nbytes)
+
+
+def test_pages_that_stay_as_they_are_need_no_copy():
+    page = activations()
+    codec = create_codec("auto", read_gbps=200.0, clock=Clock([*FAST[:1], *[1e-3] * 4] * 2))
+    assert not leaves(codec, page)  # not measured yet
+    encoded(codec, page, page_key())
+    for _ in range(255):
+        assert leaves(codec, page)
+        assert not leaves(codec, page, np.array([2], np.uint8))
+    assert not leaves(codec, page)  # it is time to measure again
+    assert not leaves(codec, page, kind="value")
+    assert leaves(codec, torch.zeros(10))
+
+
+def test_payloads_of_another_tier_stay_where_both_choose_alike():
+    page = activations()
+    codec = create_codec("auto", read_gbps=12.0, clock=Clock(FAST))
+    payload = encoded(codec, page, page_key())
+    assert leaves(codec, page, payload)
+    assert not leaves(codec, page)
+    codec.tell_speed(1.0)
+    assert not leaves(codec, page, payload)

@@ -153,3 +153,36 @@ def test_drives_that_were_measured_before_are_told_at_open(tmp_path):
 
     with small_store(device=80, host=None, disk=Measured(tmp_path, 64 << 20), codec="auto") as store:
         assert autos(store)["disk"]._read_s_per_byte == pytest.approx(1 / 7e8)
+
+
+def count_calls(monkeypatch, codec):
+    calls = {"encode": 0, "decode": 0}
+    for name in calls:
+        inner = getattr(codec, name)
+
+        def counted(*args, name=name, inner=inner):
+            calls[name] += 1
+            return inner(*args)
+
+        monkeypatch.setattr(codec, name, counted)
+    return calls
+
+
+@pytest.mark.parametrize(("gbps", "stored"), [(1e6, "raw"), (0.001, "auto")])
+def test_auto_codes_a_page_once_on_its_way_down_and_not_at_all_where_it_stays_raw(
+    tmp_path, monkeypatch, gbps, stored
+):
+    disk = DiskTier(tmp_path, 64 << 20)
+    with small_store(device=80, host=1200, disk=disk, codec="auto") as store:
+        for codec in autos(store).values():
+            codec.tell_speed(gbps)
+            monkeypatch.setattr(codec, "observe", lambda *_: None)
+        calls = {tier: count_calls(monkeypatch, codec) for tier, codec in autos(store).items()}
+        fill(store, 24)
+        for n in range(24):
+            with store.read(key(n)) as lease:
+                assert same_bits(lease.tensor, value(n))
+        metas = {meta.codec for meta, _ in disk_payloads(store)}
+        assert stored in metas
+        assert calls["host"]["encode"] <= (1 if stored == "raw" else 48)
+        assert calls["disk"]["encode"] <= 2  # its own measurement, and one that ran beside it

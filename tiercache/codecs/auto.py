@@ -28,6 +28,7 @@ _OVERLAP_SHARE = 0.1  # of the shorter of reading and decoding, what does not hi
 # Of what a raw page costs, the most that a coded one may. One page is timed, once, beside whatever else the machine
 # does, which moves a time by a seventh; a gain that small may be none, and would come and go with each measurement.
 _CLEARLY_CHEAPER = 0.85
+_LEAST_RATIO = 1.02  # below it a page is stored raw, whatever was chosen
 
 
 @dataclass(slots=True)
@@ -117,10 +118,24 @@ class AutoCodec(Codec):
         if raw_bytes >= _SMALLEST_BYTES:
             name = self._chosen("" if key is None else key.kind, tensor, out[1:], key)
         used = self._codecs[self._number[name]].encode(tensor, out[1:], key)
-        if used > 0.98 * raw_bytes:  # it no longer pays for this page
+        if used * _LEAST_RATIO > raw_bytes:  # it does not pay for this page
             name, used = "raw", self._codecs[0].encode(tensor, out[1:], key)
         out[0] = self._number[name]
         return used + 1
+
+    def leaves(self, payload: ByteArray | None, dtype: torch.dtype, key: PageKey, num_bytes: int) -> bool:
+        """Whether the page is one that this codec would store just so; no while a measurement is due."""
+        with self._lock:
+            choice = self._choices.get((key.kind, dtype))
+            if num_bytes >= _SMALLEST_BYTES and (choice is None or choice.pages % _REMEASURE_PAGES == 0):
+                return False
+            name = "raw" if choice is None or not choice.ratio else self._cheapest(choice)
+            if (0 if payload is None else int(payload[0])) != self._number[name]:
+                return False
+            if choice is not None:
+                choice.codec = name
+                choice.pages += 1
+            return True
 
     def decode(self, payload: ByteArray, out: torch.Tensor) -> None:
         """Decodes with the codec that the first byte names.
@@ -165,7 +180,8 @@ class AutoCodec(Codec):
             choice.decode_s_per_byte = decode_s_per_byte
 
     def _cheapest(self, choice: Choice) -> str:
-        best = min(choice.ratio, key=lambda name: self._cost(choice, name))
+        smaller = [name for name, ratio in choice.ratio.items() if ratio >= _LEAST_RATIO]
+        best = min(smaller, key=lambda name: self._cost(choice, name), default="raw")
         is_clear = self._cost(choice, best) < _CLEARLY_CHEAPER * self._cost(choice, "raw")
         return best if is_clear else "raw"
 

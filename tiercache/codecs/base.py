@@ -46,6 +46,13 @@ class Codec(ABC):
     def observe(self, num_bytes: int, seconds: float) -> None:  # noqa: B027 - likewise
         """Tells how long the tier took to read so many bytes."""
 
+    def leaves(self, payload: ByteArray | None, dtype: torch.dtype, key: PageKey, num_bytes: int) -> bool:
+        """Whether a page may go down as it lies above, so that nobody borrows memory and copies for nothing.
+
+        `payload`: what the tier above has of this codec's; None for raw bytes.
+        """
+        return False
+
     @abstractmethod
     def decode(self, payload: ByteArray, out: torch.Tensor) -> None:
         """Fills the contiguous CPU tensor `out` from the payload."""
