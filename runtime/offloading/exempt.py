@@ -16,12 +16,14 @@ def is_kept(tensor: torch.Tensor, min_bytes: int, also: tuple[type, ...] = ()) -
     Parameters are told by what they are a view of: nn.Linear saves `weight.t()`. Buffers need no rule here: their
     module holds them, and what somebody else holds is never moved.
     """
-    if type(tensor) not in (*_PLAIN, *also) or tensor.layout != torch.strided:
+    kind = type(tensor)
+    if not (kind in _PLAIN or kind in also) or tensor.layout != torch.strided:
         return True
     if tensor.is_quantized or tensor.is_nested or tensor.device.type == "meta":
         return True
     owner = tensor._base if tensor._base is not None else tensor  # noqa: SLF001
-    if isinstance(owner, nn.Parameter) or (owner.is_leaf and owner.requires_grad):
+    # Parameters are leaves; the rest are seldom, and are spared the test of their class.
+    if owner.is_leaf and (owner.requires_grad or isinstance(owner, nn.Parameter)):
         return True
     return tensor.numel() == 0 or tensor.untyped_storage().nbytes() < max(min_bytes, 1)
 

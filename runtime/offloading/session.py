@@ -22,7 +22,8 @@ from tiercache.store import TierStore
 
 _NODE = b"saved tensors".ljust(32, b"\0")
 _AHEAD = 4
-# Freed memory goes back to the system each time that a quarter of the budget was freed, within these bounds.
+# Freed memory goes back to the system each time that a quarter of the budget was freed and not taken up again, within
+# these bounds.
 _TRIM_BYTES = (1 << 20, 256 << 20)
 
 
@@ -123,7 +124,8 @@ class Session:
 
     def _move_excess(self) -> None:
         if self._freed_bytes > self._trim_bytes and self.moved_bytes:
-            # Freed blocks that the C library keeps for reuse would stay resident beside what replaced them.
+            # Freed blocks that the C library keeps would stay resident beside what replaced them. Those that the next
+            # layer takes up again are worth more here: each page of memory that went back has to be zeroed again.
             self._freed_bytes = 0
             release_free_memory(torch.device("cpu"))
         while self.window.used_bytes > self.loan.limit_bytes:
@@ -198,6 +200,8 @@ class Session:
             saved.attach(flat)
             del flat
             self._enter(saved)
+            if saved.on_host:
+                self._freed_bytes = max(0, self._freed_bytes - saved.num_bytes)
             tensor = saved.tensor(view)
             missing_bytes = self.loan.cover(self.window.used_bytes)
         if missing_bytes:
