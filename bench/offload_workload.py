@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 MODELS = ("gpt", "smollm2")
+IGNORED = -100  # label of a token that predicts nothing
 
 
 class Block(nn.Module):
@@ -72,6 +73,8 @@ def make_step(
             model.gradient_checkpointing_enable({"use_reentrant": False})
         rows, length = (2, 64) if tiny else (2, 512)
         tokens = torch.load(folder / "tokens.pt", weights_only=True)[: rows * length].view(rows, length)
+    # Labels are shifted, not logits: a slice of those would be copied whole.
+    labels = nn.functional.pad(tokens[:, 1:], (0, 1), value=IGNORED).flatten()
     model.train()
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter).fill_(0)
@@ -80,7 +83,7 @@ def make_step(
         torch.manual_seed(2)
         logits = model(tokens)
         logits = logits if isinstance(logits, torch.Tensor) else logits.logits
-        return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+        return nn.functional.cross_entropy(logits.flatten(0, 1), labels, ignore_index=IGNORED)
 
     return model, loss
 
