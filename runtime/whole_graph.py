@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,38 +10,26 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from tiercache.entry import PageKey
-from tiercache.errors import ParameterChangedError
 from tiercache.runtime.frame import PageStore
 from tiercache.runtime.offloading.exempt import Kept, is_kept
+from tiercache.runtime.saved_tensors import StoredTensor
 
 _Identity = tuple[object, ...]
 
 
-class _Saved:
+class _Saved(StoredTensor):
     """A tensor that the graph saved once or more: its page, then, from the first use on, the tensor itself."""
 
-    __slots__ = ("_source", "_tensor", "_version", "key", "store")
+    __slots__ = ("_tensor",)
 
     def __init__(self, store: PageStore, key: PageKey, tensor: torch.Tensor) -> None:
-        self.store, self.key = store, key
+        super().__init__(store, key, tensor)
         self._tensor: torch.Tensor | None = None
-        self._source = weakref.ref(tensor)
-        self._version = tensor._version  # noqa: SLF001 - hooks switch off autograd's own check
 
     def get(self) -> torch.Tensor:
-        source = self._source()
-        if source is not None and source._version != self._version:  # noqa: SLF001
-            raise ParameterChangedError(
-                f"tensor saved for backward of {self.key} was changed in place",
-                got=f"version {source._version}",  # noqa: SLF001
-                limit=f"version {self._version}",
-            )
+        self.check()
         if self._tensor is None:
-            self._tensor = self.store.take(self.key)
-        if self._tensor is None:
-            raise ParameterChangedError(
-                f"saved tensor {self.key} is gone", remedy="run backward once, before the graph is discarded"
-            )
+            self._tensor = self.take()
         return self._tensor
 
 
