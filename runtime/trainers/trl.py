@@ -105,12 +105,11 @@ class TreeTrainer:
         if _tuner_layer(policy) is not None and self.beta != 0:
             with self._as_reference():
                 return Reference(policy, self.tree_store, **given)
-        if weights_id is not None:
-            raise ConfigError(
-                "reference_weights_id: has no effect without a reference model",
-                got=weights_id,
-                remedy="leave it out",
-            )
+        for name, value in (("reference_prompts", max_prompts), ("reference_weights_id", weights_id)):
+            if value:
+                raise ConfigError(
+                    f"{name}: has no effect without a reference model", got=value, remedy="leave it out"
+                )
         return None
 
     def _as_reference(self) -> Any:
@@ -143,6 +142,11 @@ class TreeTrainer:
 
     def _attach(self, causal: Any, choose: Callable[[], Scorer]) -> TreeHead:
         return TreeHead(causal, choose, statistics=self.tree_statistics, autocast=self.accelerator.autocast)
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """As TRL's. Micro-batches that an interrupted run left waiting are no part of this one."""
+        self._waiting.clear()
+        return super().train(*args, **kwargs)  # type: ignore[misc]
 
     @property
     def step_report(self) -> StepReport | None:

@@ -7,6 +7,7 @@ import quantised
 import tiny_trl
 import torch
 from peft import PromptTuningConfig, get_peft_model
+from transformers import TrainerCallback
 from trl import DPOTrainer, GRPOTrainer
 
 from tiercache import open_store
@@ -72,7 +73,7 @@ def test_grpo_options_follow_trl(folder, store, config):
 @pytest.mark.parametrize(
     "config",
     [
-        {"use_weighting": True, "max_steps": 2},
+        {"use_weighting": True, "max_steps": 2, "activation_checkpointing": True},
         pytest.param({"loss_type": ["ipo", "sft"], "precompute_ref_log_probs": True}, marks=pytest.mark.long),
         pytest.param(
             {"ld_alpha": 0.5, "sync_ref_model": True, "ref_model_sync_steps": 1}, marks=pytest.mark.long
@@ -160,6 +161,32 @@ def test_what_only_the_built_trainer_knows_is_refused_by_name(state, name):
     refuse_model(SimpleNamespace(**built))
     with pytest.raises(ConfigError, match=name):
         refuse_model(SimpleNamespace(**{**built, **state}))
+
+
+@pytest.mark.parametrize("given", [{"reference_prompts": 8}, {"reference_weights_id": "mine"}], ids=str)
+def test_options_of_a_reference_are_refused_without_one(folder, store, given):
+    with pytest.raises(ConfigError, match=next(iter(given))):
+        tiny_trl.build(TierGRPOTrainer, folder, store, given=given, beta=0.0)
+
+
+class _Interrupt(TrainerCallback):
+    """Ends the first run at its second micro-batch."""
+
+    num_substeps = 0
+
+    def on_substep_end(self, *_, **__):
+        self.num_substeps += 1
+        if self.num_substeps == 2:
+            raise KeyboardInterrupt
+
+
+def test_what_an_interrupted_run_left_is_no_part_of_the_next(folder, store):
+    trainer = tiny_trl.build(TierDPOTrainer, folder, store, watch=_Interrupt(), max_steps=1)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer.train()
+    assert trainer.step_report.num_rows == 2 * trainer.args.gradient_accumulation_steps
+    assert store.stats().pages == 0
 
 
 def test_virtual_tokens_are_refused_by_name(folder, store):
