@@ -80,6 +80,14 @@ with socket.socket() as free:
 os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "1"}
 """,
     "docs/attach-references.md": _TINY + "frozen = build().requires_grad_(False)\n",
+    "docs/tune.md": """
+import tempfile
+from tiercache.policies import tune as tuner
+folder = tempfile.mkdtemp()
+all_policies, few = dict(tuner.GRID), {"lru": [{}], "sieve": [{}]}
+tuner.GRID.clear()
+tuner.GRID.update(few)  # compiling all of them takes longer than the page
+""",
     "docs/watching.md": _TINY
     + """
 class writer:
@@ -96,6 +104,12 @@ assert all(parameter.grad.abs().max() > 0 for parameter in model.parameters())
 store.close()
 """,
     "docs/attach-trl.md": "assert trainer.step_report.num_rows == 8\n",
+    "docs/tune.md": """
+tuner.GRID.update(all_policies)
+assert set(tuned.table) == {"device", "host"}
+assert tuned.gain_s > 0
+assert set(store.config.policy.values()) <= set(few)
+""",
     "docs/profile.md": "assert seconds > 0\n",
     "docs/watching.md": """
 assert saved > 0.5
