@@ -1,12 +1,12 @@
-"""Tiny models with latent attention: fields of `model_zoo.Family`, by name."""
+"""Tiny models with latent attention, by name."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
+from family import Family, fp32, fp64
 
-LATENT = {
+LATENT: dict[str, Any] = {
     "num_key_value_heads": 4,
     "q_lora_rank": 16,
     "kv_lora_rank": 12,
@@ -14,7 +14,7 @@ LATENT = {
     "qk_nope_head_dim": 8,
     "v_head_dim": 10,
 }
-EXPERTS = {
+EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 24,
     "n_routed_experts": 4,
     "n_group": 1,
@@ -23,13 +23,9 @@ EXPERTS = {
     "first_k_dense_replace": 1,
 }
 
-LATENTS: dict[str, dict[str, Any]] = {
-    "deepseek_v2": {
-        "model": "DeepseekV2",
-        "dtype": torch.float32,
-        "fields": {**LATENT, **EXPERTS, "topk_method": "greedy"},
-    },
-    "glm4_moe_lite": {"model": "Glm4MoeLite", "dtype": torch.float32, "fields": {**LATENT, **EXPERTS}},
-    "minicpm3": {"model": "MiniCPM3", "fields": LATENT},
-    "youtu": {"model": "Youtu", "fields": LATENT},
+LATENTS: dict[str, Family] = {
+    "deepseek_v2": fp32("DeepseekV2", **LATENT, **EXPERTS, topk_method="greedy"),
+    "glm4_moe_lite": fp32("Glm4MoeLite", **LATENT, **EXPERTS),
+    "minicpm3": fp64("MiniCPM3", **LATENT),
+    "youtu": fp64("Youtu", **LATENT),
 }

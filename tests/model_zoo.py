@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from latent_families import EXPERTS, LATENT
-from latent_families import LATENTS as _LATENTS
-from selection_families import SELECTIONS as _SELECTIONS
-from state_families import DELTA, MOE
-from state_families import STATES as _STATES
+from family import Family, fp32, fp64
+from latent_families import EXPERTS, LATENT, LATENTS
+from selection_families import SELECTIONS
+from state_families import DELTA, MOE, STATES
 
 VOCAB = 61
 WINDOW = 6
@@ -38,102 +36,58 @@ ALTERNATING = ["sliding_attention", "full_attention"]
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Family:
-    """How to build one tiny model.
-
-    Attributes:
-        model: prefix of the classes in transformers: `Llama` for LlamaConfig and LlamaForCausalLM.
-        fields: configuration fields over COMMON.
-        dtype: the widest dtype in which its modules compute.
-        reason: for a family that must be refused, a pattern that its error has.
-        suffix: end of the model class's name.
-    """
-
-    model: str
-    fields: dict[str, Any] = field(default_factory=dict)
-    dtype: torch.dtype = torch.float64
-    reason: str | None = None
-    suffix: str = "ForCausalLM"
-
-
 FAMILIES: dict[str, Family] = {
-    "llama": Family(model="Llama"),
-    "qwen2": Family(model="Qwen2"),
-    "qwen3": Family(model="Qwen3", fields={"head_dim": 8}),
-    "mistral": Family(model="Mistral", fields={"sliding_window": WINDOW}),
-    "starcoder2": Family(model="Starcoder2", fields={"sliding_window": WINDOW, "use_bias": True}),
-    "gemma2": Family(
-        model="Gemma2",
-        fields={
-            "head_dim": 8,
-            "query_pre_attn_scalar": 8,
-            "sliding_window": WINDOW,
-            "attn_logit_softcapping": 5.0,
-            "final_logit_softcapping": 6.0,
-            "tie_word_embeddings": True,
-        },
+    "llama": fp64("Llama"),
+    "qwen2": fp64("Qwen2"),
+    "qwen3": fp64("Qwen3", head_dim=8),
+    "mistral": fp64("Mistral", sliding_window=WINDOW),
+    "starcoder2": fp64("Starcoder2", sliding_window=WINDOW, use_bias=True),
+    "gemma2": fp64(
+        "Gemma2",
+        head_dim=8,
+        query_pre_attn_scalar=8,
+        sliding_window=WINDOW,
+        attn_logit_softcapping=5.0,
+        final_logit_softcapping=6.0,
+        tie_word_embeddings=True,
     ),
-    "gemma3": Family(
-        model="Gemma3",
-        suffix="ForCausalLM",
-        fields={
-            "head_dim": 8,
-            "query_pre_attn_scalar": 8,
-            "sliding_window": WINDOW,
-            "layer_types": ALTERNATING,
-            "tie_word_embeddings": True,
-        },
+    "gemma3": fp64(
+        "Gemma3",
+        head_dim=8,
+        query_pre_attn_scalar=8,
+        sliding_window=WINDOW,
+        layer_types=ALTERNATING,
+        tie_word_embeddings=True,
     ),
-    "phi": Family(
-        model="Phi",
-        fields={"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+    "phi": fp64(
+        "Phi", rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
     ),
-    "phi3": Family(model="Phi3"),
-    "gpt_neox": Family(model="GPTNeoX", fields={"hidden_dropout": 0.0, "attention_dropout": 0.0}),
-    "olmo2": Family(model="Olmo2"),
-    "granite": Family(
-        model="Granite",
-        fields={
-            "embedding_multiplier": 2.0,
-            "logits_scaling": 3.0,
-            "residual_multiplier": 0.7,
-            "attention_multiplier": 0.4,
-        },
+    "phi3": fp64("Phi3"),
+    "gpt_neox": fp64("GPTNeoX", hidden_dropout=0.0, attention_dropout=0.0),
+    "olmo2": fp64("Olmo2"),
+    "granite": fp64(
+        "Granite",
+        embedding_multiplier=2.0,
+        logits_scaling=3.0,
+        residual_multiplier=0.7,
+        attention_multiplier=0.4,
     ),
-    "cohere": Family(model="Cohere", fields={"logit_scale": 0.6, "tie_word_embeddings": True}),
-    "smollm3": Family(model="SmolLM3", fields={"no_rope_layers": [1, 0], "tie_word_embeddings": True}),
-    "glm4": Family(model="Glm4", fields={"head_dim": 8}),
-    "gpt_oss": Family(
-        model="GptOss",
-        dtype=torch.float32,
-        fields={
-            **MOE,
-            "head_dim": 8,
-            "num_local_experts": 4,
-            "sliding_window": WINDOW,
-            "layer_types": ALTERNATING,
-            "rope_parameters": {**YARN, "rope_theta": 1e4},
-        },
+    "cohere": fp64("Cohere", logit_scale=0.6, tie_word_embeddings=True),
+    "smollm3": fp64("SmolLM3", no_rope_layers=[1, 0], tie_word_embeddings=True),
+    "glm4": fp64("Glm4", head_dim=8),
+    "gpt_oss": fp32(
+        "GptOss",
+        **MOE,
+        head_dim=8,
+        num_local_experts=4,
+        sliding_window=WINDOW,
+        layer_types=ALTERNATING,
+        rope_parameters={**YARN, "rope_theta": 1e4},
     ),
-    "mixtral": Family(
-        model="Mixtral", dtype=torch.float32, fields={**MOE, "num_local_experts": 4, "sliding_window": None}
-    ),
-    "qwen3_moe": Family(
-        model="Qwen3Moe",
-        dtype=torch.float32,
-        fields={**MOE, "head_dim": 8, "num_experts": 4, "moe_intermediate_size": 24},
-    ),
-    "deepseek_v3": Family(
-        model="DeepseekV3",
-        dtype=torch.float32,
-        fields={**LATENT, **EXPERTS, "num_mtp_layers": 0},
-    ),
+    "mixtral": fp32("Mixtral", **MOE, num_local_experts=4, sliding_window=None),
+    "qwen3_moe": fp32("Qwen3Moe", **MOE, head_dim=8, num_experts=4, moe_intermediate_size=24),
+    "deepseek_v3": fp32("DeepseekV3", **LATENT, **EXPERTS, num_mtp_layers=0),
 }
-
-LATENTS: dict[str, Family] = {name: Family(**fields) for name, fields in _LATENTS.items()}
-SELECTIONS: dict[str, Family] = {name: Family(**fields) for name, fields in _SELECTIONS.items()}
-STATES: dict[str, Family] = {name: Family(**fields) for name, fields in _STATES.items()}
 
 LONGROPE = {
     "rope_type": "longrope",
@@ -146,27 +100,18 @@ LONGROPE = {
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
 
 REFUSED: dict[str, Family] = {
-    "bloom": Family(
-        model="Bloom", fields={"n_layer": 2, "n_head": 4, "hidden_dropout": 0.0, "attention_dropout": 0.0}
-    ),
-    "mpt": Family(model="Mpt", fields={"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 256}),
-    "falcon": Family(
-        model="Falcon",
-        fields={"hidden_dropout": 0.0, "attention_dropout": 0.0, "new_decoder_architecture": False},
-    ),
-    "opt": Family(
-        model="OPT",
-        fields={"ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": 0.0, "attention_dropout": 0.0},
-    ),
-    "longrope": Family(
-        model="Phi3", fields={"original_max_position_embeddings": 64, "rope_parameters": LONGROPE}
-    ),
-    "dynamic": Family(model="Llama", fields={"rope_parameters": DYNAMIC, "max_position_embeddings": 64}),
-    "dropout": Family(model="Llama", fields={"attention_dropout": 0.1}),
-    "hidden_dropout": Family(model="GPTNeoX", fields={"hidden_dropout": 0.1, "attention_dropout": 0.0}),
+    "bloom": fp64("Bloom", n_layer=2, n_head=4, hidden_dropout=0.0, attention_dropout=0.0),
+    "mpt": fp64("Mpt", d_model=32, n_heads=4, n_layers=2, max_seq_len=256),
+    "falcon": fp64("Falcon", hidden_dropout=0.0, attention_dropout=0.0, new_decoder_architecture=False),
+    "opt": fp64("OPT", ffn_dim=48, word_embed_proj_dim=32, dropout=0.0, attention_dropout=0.0),
+    "longrope": fp64("Phi3", original_max_position_embeddings=64, rope_parameters=LONGROPE),
+    "dynamic": fp64("Llama", rope_parameters=DYNAMIC, max_position_embeddings=64),
+    "dropout": fp64("Llama", attention_dropout=0.1),
+    "hidden_dropout": fp64("GPTNeoX", hidden_dropout=0.1, attention_dropout=0.0),
     "cross_attention": Family(
         model="GPT2",
         suffix="LMHeadModel",
+        dtype=torch.float64,
         fields={
             "n_embd": 32,
             "n_layer": 2,
@@ -179,60 +124,49 @@ REFUSED: dict[str, Family] = {
             "attn_pdrop": 0.0,
         },
     ),
-    "shared_kv": Family(
-        model="Gemma3n",
-        fields={
-            "num_hidden_layers": 4,
-            "head_dim": 8,
-            "sliding_window": WINDOW,
-            "layer_types": ALTERNATING * 2,
-            "num_kv_shared_layers": 2,
-            "hidden_size_per_layer_input": 8,
-            "vocab_size_per_layer_input": VOCAB,
-            "intermediate_size": [48] * 4,
-            "activation_sparsity_pattern": [0.0] * 4,
-            "laurel_rank": 4,
-            "pad_token_id": 0,
-        },
+    "shared_kv": fp64(
+        "Gemma3n",
+        num_hidden_layers=4,
+        head_dim=8,
+        sliding_window=WINDOW,
+        layer_types=ALTERNATING * 2,
+        num_kv_shared_layers=2,
+        hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=VOCAB,
+        intermediate_size=[48] * 4,
+        activation_sparsity_pattern=[0.0] * 4,
+        laurel_rank=4,
+        pad_token_id=0,
     ),
-    "chunked": Family(
-        model="Llama4",
-        dtype=torch.float32,
-        fields={
-            "head_dim": 8,
-            "intermediate_size_mlp": 48,
-            "num_local_experts": 2,
-            "num_experts_per_tok": 1,
-            "attention_chunk_size": 64,
-            "no_rope_layers": [1, 0],
-            "layer_types": ["chunked_attention", "full_attention"],
-            "moe_layers": [],
-        },
+    "chunked": fp32(
+        "Llama4",
+        head_dim=8,
+        intermediate_size_mlp=48,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        attention_chunk_size=64,
+        no_rope_layers=[1, 0],
+        layer_types=["chunked_attention", "full_attention"],
+        moe_layers=[],
     ),
-    "pooled": Family(
-        model="Qwen4Exp",
-        dtype=torch.float32,
-        fields={
-            **MOE,
-            **DELTA,
-            "num_experts": 4,
-            "indexer_n_heads": 2,
-            "indexer_kv_heads": 1,
-            "indexer_head_dim": 8,
-            "indexer_budget": 8,
-            "indexer_compress_ratio": 4,
-        },
+    "pooled": fp32(
+        "Qwen4Exp",
+        **MOE,
+        **DELTA,
+        num_experts=4,
+        indexer_n_heads=2,
+        indexer_kv_heads=1,
+        indexer_head_dim=8,
+        indexer_budget=8,
+        indexer_compress_ratio=4,
     ),
-    "zamba": Family(
-        model="Zamba",
-        dtype=torch.float32,
-        fields={
-            "layers_block_type": ["mamba", "hybrid"],
-            "num_key_value_heads": 4,
-            "n_mamba_heads": 2,
-            "mamba_d_state": 8,
-            "mamba_dt_rank": 4,
-        },
+    "zamba": fp32(
+        "Zamba",
+        layers_block_type=["mamba", "hybrid"],
+        num_key_value_heads=4,
+        n_mamba_heads=2,
+        mamba_d_state=8,
+        mamba_dt_rank=4,
     ),
 }
 

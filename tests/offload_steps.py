@@ -18,6 +18,8 @@ from tiercache.store import TierStore
 Gradients = list[torch.Tensor | None]
 Step = Callable[[Any], Gradients]
 
+# Options under which all that can be moved is moved.
+EVERYTHING = {"min_bytes": 0, "keep_last_bytes": 0}
 # Sizes of one tiny activation: 16 rows of 64 fp32 numbers.
 ROWS, WIDTH = 16, 64
 ACTIVATION_BYTES = ROWS * WIDTH * 4
@@ -61,6 +63,15 @@ def tiny_model(num_layers: int = 3, *, dropout: float = 0.1) -> nn.Sequential:
 def batch(seed: int = 1, rows: int = ROWS) -> torch.Tensor:
     """Input of the tiny model."""
     return torch.randn(2, rows, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
+def step_forward(context: Any) -> Gradients:
+    """A step of the tiny model whose forward alone runs under the context."""
+    model = tiny_model()
+    with context:
+        loss = model(batch()).square().sum()
+    loss.backward()
+    return gradients_of(model)
 
 
 def gradients_of(model: nn.Module) -> Gradients:

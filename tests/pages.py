@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from tiercache import PageKey, StoreConfig, TierStore
+from tiercache.stats import Stats
 from tiercache.testing import MemoryTier
 from tiercache.tiers.base import Tier
 from tiercache.tiers.device import DeviceTier
@@ -44,3 +45,13 @@ def small_store(
     clock = options.pop("clock", None)
     options.setdefault("timeout_s", 20.0)
     return TierStore(StoreConfig(device=device * PAGE, **options), tiers=tiers, clock=clock)
+
+
+def check_budgets(store: TierStore) -> Stats:
+    """The store's books agree and no tier, nor staging, ever held more than its budget."""
+    store.check_integrity()
+    stats = store.stats()
+    for name, capacity in stats.bytes_capacity.items():
+        assert stats.bytes_used[name] <= stats.bytes_peak[name] <= capacity
+    assert stats.staging_used_bytes <= stats.staging_peak_bytes <= stats.staging_capacity_bytes
+    return stats

@@ -1,10 +1,8 @@
-"""Tiny models whose layers carry a recurrent or convolution state: fields of `model_zoo.Family`, by name."""
+"""Tiny models whose layers carry a recurrent or convolution state, by name."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
+from family import Family, fp32, fp64
 from latent_families import EXPERTS, LATENT
 
 MOE = {"num_experts_per_tok": 2, "output_router_logits": False}
@@ -19,28 +17,19 @@ DELTA = {
 SCAN = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 8, "mamba_chunk_size": 8}
 
 
-def _fp32(model: str, **fields: Any) -> dict[str, Any]:
-    return {"model": model, "dtype": torch.float32, "fields": fields}
-
-
-STATES: dict[str, dict[str, Any]] = {
-    "lfm2": {
-        "model": "Lfm2",
-        "fields": {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
-    },
-    "qwen3_next": _fp32(
+STATES: dict[str, Family] = {
+    "lfm2": fp64("Lfm2", layer_types=["conv", "full_attention"], block_auto_adjust_ff_dim=False),
+    "qwen3_next": fp32(
         "Qwen3Next",
-        **{
-            **MOE,
-            **DELTA,
-            "num_experts": 4,
-            "moe_intermediate_size": 24,
-            "shared_expert_intermediate_size": 24,
-        },
+        **MOE,
+        **DELTA,
+        num_experts=4,
+        moe_intermediate_size=24,
+        shared_expert_intermediate_size=24,
     ),
-    "qwen3_5": _fp32("Qwen3_5", **DELTA),
-    "olmo_hybrid": _fp32("OlmoHybrid", **{**DELTA, "linear_num_key_heads": 4}),
-    "kimi_linear": _fp32(
+    "qwen3_5": fp32("Qwen3_5", **DELTA),
+    "olmo_hybrid": fp32("OlmoHybrid", **{**DELTA, "linear_num_key_heads": 4}),
+    "kimi_linear": fp32(
         "KimiLinear",
         **LATENT,
         **EXPERTS,
@@ -49,9 +38,9 @@ STATES: dict[str, dict[str, Any]] = {
         linear_num_heads=4,
         linear_head_dim=8,
     ),
-    "falcon_h1": _fp32("FalconH1", **{**SCAN, "head_dim": 8, "mamba_d_ssm": 32, "mamba_n_heads": 4}),
-    "bamba": _fp32("Bamba", **SCAN, attn_layer_indices=[1], mamba_expand=2),
-    "granite_hybrid": _fp32(
+    "falcon_h1": fp32("FalconH1", **{**SCAN, "mamba_n_heads": 4}, head_dim=8, mamba_d_ssm=32),
+    "bamba": fp32("Bamba", **SCAN, attn_layer_indices=[1], mamba_expand=2),
+    "granite_hybrid": fp32(
         "GraniteMoeHybrid",
         **SCAN,
         **MOE,
@@ -60,7 +49,7 @@ STATES: dict[str, dict[str, Any]] = {
         num_local_experts=4,
         shared_intermediate_size=24,
     ),
-    "nemotron_h": _fp32(
+    "nemotron_h": fp32(
         "NemotronH",
         layers_block_type=["mamba", "attention", "mlp"],
         num_hidden_layers=3,
@@ -71,8 +60,8 @@ STATES: dict[str, dict[str, Any]] = {
         ssm_state_size=8,
         chunk_size=8,
     ),
-    "mamba2": _fp32("Mamba2", num_heads=8, head_dim=8, n_groups=2, state_size=8, expand=2, chunk_size=8),
-    "zamba2": _fp32(
+    "mamba2": fp32("Mamba2", num_heads=8, head_dim=8, n_groups=2, state_size=8, expand=2, chunk_size=8),
+    "zamba2": fp32(
         "Zamba2",
         num_hidden_layers=4,
         layers_block_type=["mamba", "hybrid", "mamba", "hybrid"],
@@ -87,9 +76,9 @@ STATES: dict[str, dict[str, Any]] = {
         mamba_expand=2,
         chunk_size=8,
     ),
-    "mamba": _fp32("Mamba", state_size=8),
-    "falcon_mamba": _fp32("FalconMamba", state_size=8),
-    "jamba": _fp32(
+    "mamba": fp32("Mamba", state_size=8),
+    "falcon_mamba": fp32("FalconMamba", state_size=8),
+    "jamba": fp32(
         "Jamba",
         **MOE,
         attn_layer_period=2,
@@ -100,7 +89,7 @@ STATES: dict[str, dict[str, Any]] = {
         mamba_d_state=8,
         mamba_dt_rank=4,
     ),
-    "minimax": _fp32(
+    "minimax": fp32(
         "MiniMax",
         **MOE,
         head_dim=8,

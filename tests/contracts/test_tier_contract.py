@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -100,23 +100,14 @@ def test_freed_room_is_room_again(tier):
 
 
 def test_safe_from_several_threads(tier):
-    errors: list[BaseException] = []
-
     def work(thread: int) -> None:
-        try:
-            for i in range(40):
-                slot, data, meta = put(tier, thread * 1000 + i, 10_000 + 777 * i)
-                out = np.empty(data.size, np.uint8)
-                tier.read(slot, out, meta)
-                assert (out == data).all()
-                tier.free(slot)
-        except BaseException as error:
-            errors.append(error)
+        for i in range(40):
+            slot, data, meta = put(tier, thread * 1000 + i, 10_000 + 777 * i)
+            out = np.empty(data.size, np.uint8)
+            tier.read(slot, out, meta)
+            assert (out == data).all()
+            tier.free(slot)
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not errors
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(work, range(6), timeout=60))
     assert tier.used_bytes == 0

@@ -13,7 +13,16 @@ from typing import Any
 
 import pytest
 import torch
-from offload_steps import Gradients, assert_empty, assert_equal, batch, gradients_of, small_store, tiny_model
+from offload_steps import (
+    EVERYTHING,
+    Gradients,
+    assert_empty,
+    assert_equal,
+    batch,
+    gradients_of,
+    small_store,
+    tiny_model,
+)
 
 from tiercache.errors import PageCorruptError, PageMissingError, StoreForkedError, TierFullError, TierIOError
 from tiercache.runtime import offload
@@ -22,7 +31,6 @@ from tiercache.testing.tiers import failing
 from tiercache.tiers.disk import DiskTier
 
 MIB = 1 << 20
-EVERYTHING = {"min_bytes": 0, "keep_last_bytes": 0}
 
 
 def forward(store: Any, seed: int = 1) -> tuple[torch.nn.Module, torch.Tensor]:

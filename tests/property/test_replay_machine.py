@@ -19,6 +19,7 @@ from hypothesis.stateful import (
 )
 from machines import slow_machine
 from model_zoo import VOCAB
+from pages import check_budgets
 from plain_model import build_plain
 from trees import ScoredRow, pad
 
@@ -143,10 +144,7 @@ class ReplayMachine(RuleBasedStateMachine):
     def budgets_hold_and_nothing_is_left(self):
         if not hasattr(self, "store"):
             return
-        self.store.check_integrity()
-        stats = self.store.stats()
-        for name, capacity in stats.bytes_capacity.items():
-            assert stats.bytes_used[name] <= stats.bytes_peak[name] <= capacity
+        stats = check_budgets(self.store)
         if not self.alive:
             assert stats.pages == 0
 

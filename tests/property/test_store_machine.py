@@ -11,7 +11,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from pages import PAGE, grad, key, small_store
+from pages import PAGE, check_budgets, grad, key, small_store
 
 from tiercache import AccessPlan
 from tiercache.errors import PageMissingError, PageStateError, TierFullError
@@ -144,11 +144,7 @@ class StoreMachine(RuleBasedStateMachine):
     def books_and_budgets_hold(self):
         if not hasattr(self, "store"):
             return
-        self.store.check_integrity()
-        stats = self.store.stats()
-        for name, capacity in stats.bytes_capacity.items():
-            assert stats.bytes_used[name] <= stats.bytes_peak[name] <= capacity
-        assert stats.staging_used_bytes <= stats.staging_peak_bytes <= stats.staging_capacity_bytes
+        stats = check_budgets(self.store)
         assert stats.pages == len(self.pages) + len(self.sums)
         for _, lease, expected in self.leases:
             assert torch.equal(lease.tensor, expected)

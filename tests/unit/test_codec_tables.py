@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -128,11 +128,8 @@ def test_threads_publish_one_table_at_a_time(tmp_path):
     def work(index):
         payloads[index] = encoded(codec, pages[index], page_key())
 
-    team = [threading.Thread(target=work, args=(index,)) for index in range(len(pages))]
-    for thread in team:
-        thread.start()
-    for thread in team:
-        thread.join(timeout=60)
+    with ThreadPoolExecutor(len(pages)) as pool:
+        list(pool.map(work, range(len(pages)), timeout=60))
     reader = create_codec("exponent", tables=TableStore(tmp_path))
     for page, payload in zip(pages, payloads, strict=True):
         assert same_bits(decoded(reader, payload, page), page)

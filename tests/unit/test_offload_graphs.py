@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from offload_steps import (
+    EVERYTHING,
     Gradients,
     assert_empty,
     assert_equal,
@@ -18,14 +20,13 @@ from offload_steps import (
     counting_puts,
     gradients_of,
     small_store,
+    step_forward,
     tiny_model,
 )
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from tiercache.runtime import offload
-
-EVERYTHING = {"min_bytes": 0, "keep_last_bytes": 0}
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
@@ -140,15 +141,7 @@ def test_trap_09_an_exception_in_forward_leaves_nothing() -> None:
             model(batch())
         assert store.stats().puts > 0
         assert_empty(store)
-        check_step(lambda context: step_forward(context), store)
-
-
-def step_forward(context: Any) -> Gradients:
-    model = tiny_model()
-    with context:
-        loss = model(batch()).square().sum()
-    loss.backward()
-    return gradients_of(model)
+        check_step(step_forward, store)
 
 
 def test_trap_09_evaluation_with_gradients_on_leaves_nothing() -> None:
@@ -270,20 +263,13 @@ def test_trap_23_threads() -> None:
     with small_store() as store:
         torch.manual_seed(0)
         expected = {seed: step_of(seed, nullcontext()) for seed in range(4)}
-        context, found, errors = offload(store, min_bytes=0), {}, []
+        context, found = offload(store, min_bytes=0), {}
 
         def work(seed: int) -> None:
-            try:
-                found[seed] = step_of(seed, context)
-            except BaseException as error:
-                errors.append(error)
+            found[seed] = step_of(seed, context)
 
-        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert errors == []
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(work, range(4), timeout=60))
         for seed in range(4):
             assert_equal(found[seed], expected[seed])
         assert store.stats().puts > 0
@@ -316,15 +302,12 @@ def test_trap_23_one_graph_and_two_threads_of_backward() -> None:
         expected = torch.autograd.grad(loss, x, retain_graph=True)[0]
         found: list[torch.Tensor] = []
 
-        def work() -> None:
+        def work(_: int) -> None:
             for _ in range(5):
                 found.extend(torch.autograd.grad(loss, x, retain_graph=True))
 
-        threads = [threading.Thread(target=work) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(work, range(2), timeout=60))
         assert len(found) == 10
         assert all(torch.equal(gradient, expected) for gradient in found)
 

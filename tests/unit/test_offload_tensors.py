@@ -9,6 +9,7 @@ import pytest
 import torch
 from offload_steps import (
     ACTIVATION_BYTES,
+    EVERYTHING,
     Keep,
     assert_empty,
     batch,
@@ -29,8 +30,6 @@ from tiercache.runtime.offloading.payload import (
     unpack_bits,
     unpack_bits_on_device,
 )
-
-EVERYTHING = {"min_bytes": 0, "keep_last_bytes": 0}
 
 
 def seeded(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from offload_steps import (
+    EVERYTHING,
     WIDTH,
     Gradients,
     Keep,
@@ -24,7 +25,6 @@ from torch import nn
 from tiercache.errors import SavedTensorChangedError
 from tiercache.runtime import offload
 
-EVERYTHING = {"min_bytes": 0, "keep_last_bytes": 0}
 OPTIONS = [EVERYTHING, {"min_bytes": 0}, {"min_bytes": "1GiB"}]
 
 

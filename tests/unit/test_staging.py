@@ -1,6 +1,5 @@
 """Staging: memory for what is on its way, a budget of its own that every copy is reserved from before it is made."""
 
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -150,30 +149,22 @@ def test_many_threads_share_a_staging_of_one_copy(late, addressable, codec):
         host = FaultTier(host, lambda called, num_bytes: None)
     device = LateDevice(5) if late else None
     options = {"accelerator": device, "codec": codec, "staging": 4 * KIB, "timeout_s": 15.0}
-    errors = []
     with small_store(3, host, 64, **options) as store:
         for n in range(12):
             store.put(key(n), page(n))
 
         def work(seed):
-            try:
-                for turn in range(60):
-                    n = (seed * 7 + turn * 5) % 12
-                    with store.read(key(n)):
-                        pass
-                    store.accumulate(grad(seed * 3 + turn % 3), page(1))
-                    if turn % 10 == 9:
-                        store.prefetch([key((n + 1) % 12)])
-            except BaseException as error:
-                errors.append(error)
+            for turn in range(60):
+                n = (seed * 7 + turn * 5) % 12
+                with store.read(key(n)):
+                    pass
+                store.accumulate(grad(seed * 3 + turn % 3), page(1))
+                if turn % 10 == 9:
+                    store.prefetch([key((n + 1) % 12)])
 
         start_s = time.monotonic()
-        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(120)
-        assert errors == []
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(work, range(3), timeout=120))
         assert time.monotonic() - start_s < 12, "somebody waited until a deadline"
         if device is not None:
             device.run()
