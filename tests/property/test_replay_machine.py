@@ -155,7 +155,7 @@ _SETTINGS = settings(deadline=None, suppress_health_check=list(HealthCheck))
 def test_replays_through_any_store():
     before = ReplayMachine.num_steps
     run_state_machine_as_test(
-        ReplayMachine, settings=settings(_SETTINGS, stateful_step_count=5, max_examples=8)
+        ReplayMachine, settings=settings(_SETTINGS, stateful_step_count=5, max_examples=16)
     )
     assert ReplayMachine.num_steps - before > 4, "steps that were carried out"
 
