@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from codec_pages import activations, decoded, encoded, page_key, same_bits
 
-from tiercache.codecs import TableStore, create_codec
-from tiercache.codecs.tables import pack_table, table_id
+from tiercache.codecs import TableStore, create_codec, tables
+from tiercache.codecs.tables import pack_table, table_id, unpack_table
 from tiercache.errors import CodecError
 
 OWN_TABLE, NAMED_TABLE = 3, 4
@@ -133,3 +134,29 @@ def test_threads_publish_one_table_at_a_time(tmp_path):
     reader = create_codec("exponent", tables=TableStore(tmp_path))
     for page, payload in zip(pages, payloads, strict=True):
         assert same_bits(decoded(reader, payload, page), page)
+
+
+def table(base):
+    return unpack_table(bytes([0, base, 3, 0, 0, 0, 0, 0, 0, 1, 2] + [31] * 29))
+
+
+def test_an_earlier_table_may_be_the_newest_again_after_a_restart(tmp_path):
+    store, place = TableStore(tmp_path), (3, "key")
+    for base in (100, 110, 100):
+        store.publish(place, table(base))
+    store.publish(place, table(100))  # which is the newest already
+    for again in (store, TableStore(tmp_path)):
+        again.load()
+        assert again.version(place) == 3
+        assert again.current(place)[1].base == 100
+
+
+def test_a_new_file_of_tables_is_synced_with_its_directory(tmp_path, monkeypatch):
+    """Else a power cut could leave pages whose table has no name."""
+    synced = []
+    monkeypatch.setattr(tables.os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    store = TableStore(tmp_path)
+    store.publish((0, "key"), table(100))
+    store.publish((0, "key"), table(101))
+    path = str(tmp_path / TableStore.FILE)
+    assert synced == [path, str(tmp_path), path]

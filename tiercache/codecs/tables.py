@@ -149,11 +149,14 @@ class TableStore:
             os.fsync(file)
         finally:
             os.close(file)
+        if size == 0:  # its name is to outlive a power cut too
+            _sync_directory(self._path.parent)
 
     def _load(self) -> None:
         if self._path is None or not self._path.exists():
             return
         complete = self._path.read_bytes().rpartition(b"\n")[0]
+        kept: dict[Place, list[bytes]] = {}
         for line in complete.splitlines():
             record = _parse(line)
             if record is None:
@@ -162,9 +165,20 @@ class TableStore:
             id_bytes = table_id(packed)
             if id_bytes not in self._by_id:
                 self._by_id[id_bytes] = unpack_table(packed)
-            versions = self._versions.setdefault(place, [])
-            if id_bytes not in versions:
+            versions = kept.setdefault(place, [])
+            if not versions or versions[-1] != id_bytes:  # several processes may publish the same one
                 versions.append(id_bytes)
+        for place, versions in kept.items():  # an earlier table may be the newest again
+            known = self._versions.get(place, [])
+            self._versions[place] = versions + [mine for mine in known if mine not in versions]
+
+
+def _sync_directory(directory: Path) -> None:
+    folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _parse(line: bytes) -> tuple[Place, bytes] | None:
