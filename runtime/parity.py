@@ -19,6 +19,7 @@ from torch import nn
 
 from tiercache.errors import ConfigError
 from tiercache.runtime.adapters import ModelAdapter, create_adapter
+from tiercache.runtime.adapters.experts import run_experts_one_by_one
 from tiercache.runtime.kernels import accumulator_dtype
 from tiercache.runtime.replay import BranchReplay
 from tiercache.runtime.rows import Row
@@ -131,6 +132,8 @@ def verify(
         begin = time.perf_counter()
         name = str(dtype).removeprefix("torch.")
         copied = copy.deepcopy(source).to(dtype).eval()
+        if dtype == torch.float64:
+            run_experts_one_by_one(copied)
         tell(f"{name}: dense training of {len(rows)} rows")
         try:
             dense = _dense(copied, rows)

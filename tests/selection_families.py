@@ -8,7 +8,7 @@ from family import Family, fp32
 from latent_families import EXPERTS, LATENT
 
 # Many heads: where every head's score is below zero the sum is zero, and among equal scores no order is right.
-INDEX = {"index_topk": 5, "index_n_heads": 8, "index_head_dim": 8}
+INDEX = {"index_topk": 5, "index_n_heads": 16, "index_head_dim": 8}
 
 
 def _selecting(model: str, **fields: Any) -> Family:

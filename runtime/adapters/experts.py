@@ -39,3 +39,11 @@ def find_routers(causal: Any) -> Routers | None:
         return None
     top_k, coefficient = (getattr(causal, name) for name in fields)
     return Routers(modules, getattr(recorder, "index", 0), int(top_k), float(coefficient))
+
+
+def run_experts_one_by_one(model: nn.Module) -> None:
+    """Switches a Transformers model off the grouped product of experts, which has no fp64."""
+    for module in model.modules():
+        config: Any = getattr(module, "config", None)
+        if hasattr(config, "_experts_implementation"):
+            config._experts_implementation = "eager"  # noqa: SLF001

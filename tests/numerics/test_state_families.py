@@ -1,10 +1,9 @@
 """Families with recurrent or convolution states: gradients on trees are those of dense training.
 
-Their scans compute in fp32 whatever the weights are, so they are tested in fp32 with the limit 1e-5; what Zamba2's
-long sums of states leave of fp32 is more, 2e-5, and its limit is 1e-4. A delta rule amplifies rounding: on one tree the
-chunked and the plain form of one and the same dense training are 5e-6 apart, and a replay's other chunks were 2e-5
-away: their limit is 5e-5.
-So what delta rules carry from node to node is tested in fp64, with the rule written out; there it is 1e-7.
+Their scans compute in fp32 whatever the weights are, so they are tested in fp32 with the limit 1e-5. Zamba2's long sums
+of states and delta rules amplify rounding: dense training of theirs is up to 1.5e-5 away from itself in fp64, a replay
+up to 1.8e-5, and their limit is 5e-5. That the rest is exact, on every tree and in every mode, is tested where
+all of it is fp64.
 """
 
 import functools
@@ -14,6 +13,7 @@ import model_zoo
 import pytest
 import torch
 import trees
+import widened
 from losses import grpo, make_batch
 from runs import dense_objective, objective_gradients, replay_gradients
 from transformers import DynamicCache
@@ -21,7 +21,7 @@ from transformers import DynamicCache
 from tiercache import open_store
 from tiercache.runtime import BranchReplay
 
-LIMIT = {"zamba2": 1e-4, "qwen3_next": 5e-5, "qwen3_5": 5e-5, "olmo_hybrid": 5e-5}
+LIMIT = {"zamba2": 5e-5, "qwen3_next": 5e-5, "qwen3_5": 5e-5, "olmo_hybrid": 5e-5}
 FAMILIES = tuple(model_zoo.STATES)
 ONE_OF_EACH_KIND = ("lfm2", "qwen3_next", "falcon_h1", "minimax")
 
@@ -43,7 +43,7 @@ def _limit(name):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_backward(name):
-    assert _error(name, "depth_3") < _limit(name)
+    assert _error(name, "chain_of_5") < _limit(name)
 
 
 def test_fp64_weights_whose_logits_are_fp32():
@@ -58,57 +58,15 @@ def test_trees(name, tree):
     assert _error(name, tree) < _limit(name)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("activations", ["layer_inputs", "recompute", "attention", "all"])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_whole_product(name, activations):
-    errors = {tree: _error(name, tree, prefix_activations=activations) for tree in trees.NAMES}
-    assert all(error < _limit(name) for error in errors.values()), errors
-
-
-@pytest.mark.parametrize("activations", ["recompute", "attention", "all"])
-@pytest.mark.parametrize("name", [name for name in ONE_OF_EACH_KIND if name != "qwen3_next"])
-def test_what_capture_leaves(name, activations):
-    assert _error(name, "chain_of_2", prefix_activations=activations) < _limit(name)
-
-
-def _plain_delta_rule(query, key, value, g, beta, initial_state=None, output_final_state=False, **_):
-    """The gated delta rule token by token, in the dtype of its inputs: no chunks, no triangular solve, no fp32."""
-    groups = value.shape[2] // key.shape[2]
-    query, key = (_normalised(x.repeat_interleave(groups, 2)) for x in (query, key))
-    state = value.new_zeros(*value.shape[:1], *value.shape[2:3], key.shape[-1], value.shape[-1])
-    state = state if initial_state is None else initial_state
-    outputs = []
-    for t in range(value.shape[1]):
-        state = state * g[:, t, :, None, None].exp()
-        read = torch.einsum("bhkv,bhk->bhv", state, key[:, t])
-        change = (value[:, t] - read) * beta[:, t, :, None]
-        state = state + key[:, t, :, :, None] * change[:, :, None]
-        outputs.append(torch.einsum("bhkv,bhk->bhv", state, query[:, t]) * key.shape[-1] ** -0.5)
-    return torch.stack(outputs, 1), state if output_final_state else None
-
-
-def _normalised(x):
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
-
-
-@pytest.mark.parametrize("activations", ["layer_inputs", "recompute", "attention", "all"])
-@pytest.mark.parametrize(
-    "tree", ["chain_of_2", "chain_of_5", "rows_of_one", "shared_scores", "row_inside_row"]
-)
-def test_what_delta_rule_models_miss_in_fp32_is_rounding(monkeypatch, tree, activations):
-    """With the same rule written out in fp64 the distance falls to that of models whose norms alone are fp32."""
-    from transformers.models.qwen3_5 import modeling_qwen3_5
-
-    model, case = _delta_rule_model(), trees.make_case(tree)
-    monkeypatch.setattr(modeling_qwen3_5, "torch_chunk_gated_delta_rule", _plain_delta_rule)
-    want = dense.weighted_gradients(model, case.rows)
-    assert dense.relative_l2(replay_gradients(model, case, prefix_activations=activations), want) < 5e-7
-
-
-@functools.cache
-def _delta_rule_model():
-    return model_zoo.build("qwen3_5", dtype=torch.float64)
+@pytest.mark.parametrize("name", ["zamba2", "qwen3_next", "olmo_hybrid"])
+def test_what_fp32_misses_is_no_more_than_dense_training_misses(name):
+    """Against dense training of the same weights with everything in fp64; measured: 0.9 to 1.9 times as much."""
+    model, wide, case = _model(name), widened.build(name), trees.make_case("chain_of_2")
+    wide.load_state_dict(model.state_dict())
+    with widened.in_fp64():
+        exact = dense.weighted_gradients(wide, case.rows)
+    noise = dense.relative_l2(dense.weighted_gradients(model, case.rows), exact)
+    assert dense.relative_l2(replay_gradients(model, case), exact) < 3 * noise
 
 
 @pytest.mark.parametrize("name", FAMILIES)

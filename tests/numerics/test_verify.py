@@ -9,7 +9,7 @@ from plain_model import build_plain
 
 from tiercache.cli import main
 from tiercache.errors import ConfigError, ModelRefusedError
-from tiercache.runtime import prefix_attention, verify
+from tiercache.runtime import parity, prefix_attention, verify
 from tiercache.runtime.adapters.base import Router
 from tiercache.runtime.parity import _pooled
 
@@ -62,11 +62,23 @@ def test_ladder_on_a_twin_names_what_was_run():
     assert "twin of MistralForCausalLM, sliding_window 16 instead of 6" in report.rungs[0].subject
 
 
-def test_experts_that_have_no_fp64_start_the_ladder_at_fp32():
-    report = verify(model_zoo.build("mixtral"))
-    assert report.rungs[0].missing
-    assert not report.rungs[1].missing
-    assert report.passed
+def test_experts_have_a_rung_in_fp64_one_by_one():
+    model = model_zoo.build("mixtral")
+    report = verify(model)
+    assert report.passed, report.as_dict()
+    assert not report.rungs[0].missing
+    assert report.rungs[0].gradient_error < 1e-6
+    assert model.config._experts_implementation != "eager"
+
+
+def test_a_dtype_that_the_model_does_not_run_in_is_said(monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("no product in Double\nbecause")
+
+    monkeypatch.setattr(parity, "_dense", refuse)
+    report = verify(build_plain(prefix_attention))
+    assert [rung.missing for rung in report.rungs] == ["no product in Double"] * 2
+    assert not report.passed
 
 
 @pytest.mark.parametrize("name", ["lfm2", "falcon_h1", "qwen3_5", "youtu"])
@@ -97,6 +109,28 @@ def test_a_wrong_gradient_fails_its_rung(monkeypatch):
 def test_refused_models_have_no_ladder():
     with pytest.raises(ModelRefusedError, match="BloomAttention"):
         verify(model_zoo.build("bloom"))
+
+
+@pytest.mark.parametrize("name", ["deepseek_v32", "falcon_h1"])
+def test_command_runs_a_twin_of_a_configuration_without_weights(name, tmp_path, capsys):
+    _save_configuration(name, tmp_path)
+    assert main(["verify", "--model", str(tmp_path)]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "pass" in printed
+    assert f"a small random {type(model_zoo.build(name)).__name__}" in printed
+
+
+def test_command_refuses_a_configuration_with_the_layer_and_the_reason(tmp_path, capsys):
+    _save_configuration("pooled", tmp_path)
+    assert main(["verify", "--model", str(tmp_path)]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "layers.1.self_attn.indexer (Qwen4ExpTextQSAIndexer): sparse selection of pools of keys" in said
+
+
+def _save_configuration(name, folder):
+    model = model_zoo.build(name)
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(folder)
 
 
 @pytest.fixture

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tiercache.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tiercache.runtime.adapters import ModelAdapter
 
 
 def load_causal_lm(model: str | None, gguf: str | None, dtype: torch.dtype | None) -> Any:
@@ -58,3 +61,23 @@ def text_tokens(model: str | None, gguf: str | None, num_tokens: int) -> torch.T
     prose = "\n\n".join(topics[name] for name in sorted(topics))[: 16 * num_tokens]
     ids = tokenizer(prose, add_special_tokens=False, verbose=False)["input_ids"][:num_tokens]
     return torch.tensor(ids, dtype=torch.int64)
+
+
+def twin_of_configuration(model: str) -> ModelAdapter | None:
+    """A tiny model with random weights of the class that a folder without weights names; None for any other model.
+
+    Raises:
+        ConfigError: the configuration is of no causal language model.
+        ModelRefusedError: no small model of its class can be built.
+    """
+    folder = Path(model)
+    if not (folder / "config.json").is_file() or any(
+        path.suffix in (".safetensors", ".bin") for path in folder.iterdir()
+    ):
+        return None
+    from tiercache.runtime.adapters import create_adapter
+    from tiercache.runtime.planning.model import build_model, load_config
+
+    with torch.device("meta"):
+        whole = build_model(load_config(folder), torch.float32)
+    return create_adapter(whole).twin()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from tiercache.runtime.adapters import ModelAdapter
     from tiercache.runtime.codec_parity import CodecParity
     from tiercache.runtime.parity import ParityReport, Rung
 
@@ -48,22 +50,20 @@ def verify(
     from rich.console import Console
 
     from tiercache import runtime
-    from tiercache.cli.language_models import load_causal_lm, text_tokens
+    from tiercache.cli.language_models import load_causal_lm, text_tokens, twin_of_configuration
 
     dtypes = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
     if dtype is not None and dtype not in dtypes:
         raise typer.BadParameter(f"--dtype {dtype}: one of {', '.join(dtypes)}")
-    loaded = load_causal_lm(model, gguf, dtypes[dtype] if dtype else None)
-    tokens = text_tokens(model, gguf, _TEXT_TOKENS)
+    stand_in = None if model is None else twin_of_configuration(model)
+    loaded = stand_in.model if stand_in else load_causal_lm(model, gguf, dtypes[dtype] if dtype else None)
+    tokens = None if stand_in else text_tokens(model, gguf, _TEXT_TOKENS)
     told = Console(stderr=True, highlight=False).print
     report = runtime.verify(loaded, tokens=tokens, whole_model=False if twin else None, progress=told)
     console = Console(highlight=False)
     console.print(_ladder(report))
-    console.print(_sizes(report.pages))
-    if tokens is None:
-        console.print(
-            "No tokenizer was found: the rows are random tokens, on which rounding is at its largest."
-        )
+    for line in _notes(report, stand_in, random_rows=tokens is None):
+        console.print(line)
     result, passed = report.as_dict(), report.passed
     if codec is not None:
         from tiercache.runtime.codec_parity import codec_parity
@@ -78,6 +78,20 @@ def verify(
         raise typer.Exit(1)
 
 
+def _notes(report: ParityReport, stand_in: ModelAdapter | None, *, random_rows: bool) -> Iterator[str]:
+    """What is to be said below the ladder."""
+    for rung in report.rungs:
+        if rung.missing:
+            yield f"{rung.dtype} was not run: {rung.missing}"
+    if stand_in is not None:
+        yield f"No weights were found: a small random {stand_in.described} was run."
+        yield "`tiercache plan` tells the sizes of the whole model."
+        return
+    yield _sizes(report.pages)
+    if random_rows:
+        yield "No tokenizer was found: the rows are random tokens, on which rounding is at its largest."
+
+
 def _sizes(pages: dict[str, int]) -> str:
     return (
         f"A prefix token's pages are {pages['prefix_bytes_per_token']:,} bytes in all layers "
@@ -89,14 +103,14 @@ def _ladder(report: ParityReport) -> Any:
     """The rungs as a table."""
     from rich.table import Table
 
-    table = Table(title="Parity with dense training (relative L2)")
+    subject = report.rungs[0].subject  # the same for all
+    table = Table(title=f"Parity of {subject} with dense training (relative L2)")
     table.add_column("dtype")
     for name in ("log-probs", "dense", "gradient", "dense", "limit"):
         table.add_column(name, justify="right")
     table.add_column("")
-    table.add_column("run on")
     for rung in report.rungs:
-        table.add_row(rung.dtype, *_figures(rung), rung.subject)
+        table.add_row(rung.dtype, *_figures(rung))
     return table
 
 
@@ -116,7 +130,7 @@ def _layers(cost: CodecParity) -> Any:
 
 def _figures(rung: Rung) -> list[str]:
     if rung.missing:
-        return ["-"] * 5 + [f"not run: {rung.missing}"]
+        return ["-"] * 5 + ["not run"]
     noise = [f"{e:.1e}" if e else "reference" for e in (rung.dense_logprob_error, rung.dense_gradient_error)]
     verdict = "pass" if rung.passed else "FAIL"
     return [
