@@ -7,6 +7,9 @@ import threading
 from tiercache.clock import Clock
 from tiercache.errors import StoreClosedError, StoreTimeoutError
 
+_LATE_S = 1.0  # behind a deadline that nobody wakes up for unless the process was stopped
+_MOMENT_S = 5.0
+
 
 class Monitor:
     """One lock, a condition that tells of changes, and whether all is over.
@@ -45,6 +48,9 @@ class Monitor:
         self._waiting += 1
         try:
             self.clock.wait(self.changed, left_s)
+            if self.clock.now() > deadline + _LATE_S:
+                # The process was stopped (Ctrl-Z), and so was whoever would have notified.
+                self.clock.wait(self.changed, _MOMENT_S)
         finally:
             self._waiting -= 1
         self.check_open()

@@ -213,6 +213,28 @@ def test_a_forked_child_does_not_keep_the_lock(tmp_path):
     parent.stdout.close()
 
 
+def test_a_stopped_process_finds_its_reads_when_it_goes_on(tmp_path):
+    """Ctrl-Z for longer than any deadline: the drive's thread stood still as well, and gets a moment to catch up."""
+    code = """
+        import sys; from disk_pages import *
+        tier = DiskTier(sys.argv[1], 16 * MIB, faults=True, timeout_s=1)
+        slot = put(tier, 1, 2 * MIB)
+        tier.core.add_fault("read", "late", delay_ms=3000, times=1)
+        print("ready", flush=True)
+        get(tier, slot, 1)
+        print("fine", flush=True)
+        tier.close()
+    """
+    child = spawn(code, tmp_path)
+    assert child.stdout.readline() == "ready\n"
+    time.sleep(0.2)
+    child.send_signal(signal.SIGSTOP)
+    time.sleep(2.4)
+    child.send_signal(signal.SIGCONT)
+    assert child.stdout.readline() == "fine\n"
+    end(child)
+
+
 NO_URING = """
     import ctypes, errno, struct, sys
     libc = ctypes.CDLL(None, use_errno=True)

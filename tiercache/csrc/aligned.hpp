@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "record.hpp"
+#include "waits.hpp"
 
 namespace tiercache {
 
@@ -44,7 +45,7 @@ class BufferPool {
   // An empty buffer when none came free until the deadline.
   AlignedMemory acquire(std::chrono::steady_clock::time_point deadline) {
     std::unique_lock lock(mutex_);
-    if (!freed_.wait_until(lock, deadline, [&] { return !free_.empty() || left_ > 0; })) return {};
+    if (!wait_until(freed_, lock, deadline, [&] { return !free_.empty() || left_ > 0; })) return {};
     if (free_.empty()) {
       --left_;
       lock.unlock();

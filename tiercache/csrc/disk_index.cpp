@@ -5,6 +5,7 @@
 #include "disk.hpp"
 #include "disk_use.hpp"
 #include "errors.hpp"
+#include "waits.hpp"
 
 namespace tiercache {
 
@@ -204,7 +205,7 @@ bool Disk::flush(double timeout_s) {
   hurry_ = true;
   changed_.notify_all();
   const bool done =
-      changed_.wait_for(lock, seconds(timeout_s), [&] { return confirmed_ >= wanted || closed_; });
+      wait_until(changed_, lock, deadline_in(timeout_s), [&] { return confirmed_ >= wanted || closed_; });
   hurry_ = false;
   return done && confirmed_ >= wanted;
 }

@@ -2,6 +2,7 @@
 #include "disk.hpp"
 #include "disk_use.hpp"
 #include "errors.hpp"
+#include "waits.hpp"
 
 namespace tiercache {
 
@@ -28,7 +29,7 @@ std::optional<Extent> Disk::place(std::uint64_t length, double wait_s) {
     hurry_ = true;
     changed_.notify_all();
     const auto moved = [&] { return confirmed_ != before || closed_ || pending_bytes_ == 0; };
-    const bool committed = changed_.wait_until(lock, deadline, moved);
+    const bool committed = wait_until(changed_, lock, deadline, moved);
     hurry_ = false;
     if (!committed || closed_) return std::nullopt;
   }

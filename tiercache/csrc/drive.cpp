@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "drive_state.hpp"
+#include "waits.hpp"
 
 namespace tiercache {
 
@@ -16,14 +17,14 @@ static constexpr unsigned kMaxStuck = 8;
 
 int Job::wait(std::size_t piece, Clock::time_point deadline) {
   std::unique_lock lock(mutex_);
-  const bool done = changed_.wait_until(lock, deadline, [&] { return results_[piece] != kPending; });
+  const bool done = wait_until(changed_, lock, deadline, [&] { return results_[piece] != kPending; });
   return done ? results_[piece] : ETIMEDOUT;
 }
 
 int Job::wait_all(Clock::time_point deadline) {
   std::unique_lock lock(mutex_);
   const auto all = [&] { return std::ranges::find(results_, int{kPending}) == results_.end(); };
-  if (!changed_.wait_until(lock, deadline, all)) return ETIMEDOUT;
+  if (!wait_until(changed_, lock, deadline, all)) return ETIMEDOUT;
   const auto failed = std::ranges::find_if(results_, [](int code) { return code != 0; });
   return failed == results_.end() ? 0 : *failed;
 }
