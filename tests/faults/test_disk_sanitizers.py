@@ -25,7 +25,7 @@ SUITE = [
     "faults/test_disk_processes.py",
     "faults/test_disk_kill.py",
 ]
-pytestmark = [pytest.mark.long, pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 
 
 def build(folder: Path, sanitizer: str, target: str) -> Path:
