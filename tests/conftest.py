@@ -79,13 +79,14 @@ def trace_data() -> Path:
     return found
 
 
-@pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Callable[[str], ModuleType]]:
     """Modules of bench/ by name, as they import one another; forgotten afterwards."""
     folder = ROOT / "bench"
-    monkeypatch.syspath_prepend(str(folder))
     before = set(sys.modules)
-    yield importlib.import_module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        yield importlib.import_module
     for name in set(sys.modules) - before:
         if (folder / f"{name}.py").is_file():
             del sys.modules[name]

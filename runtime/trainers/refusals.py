@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tiercache.errors import ConfigError
+from tiercache.store import TierStore
 
 ANYWHERE = (
     ("deepspeed", "wraps the optimizer and shards parameters behind the model"),
@@ -44,6 +45,21 @@ def refuse_arguments(given: dict[str, Any]) -> None:
                 got=given[name],
                 remedy=f"leave {name} out, or train on finished transcripts with BranchReplay",
             )
+
+
+def check_ours(store: Any, replay_options: dict[str, Any] | None, reference_prompts: Any) -> None:
+    """Raises ConfigError, naming the argument, for one of ours that cannot be meant."""
+    if not isinstance(store, TierStore):
+        raise ConfigError("store", got=type(store).__name__, limit="a TierStore, from tiercache.open_store")
+    if "temperature" in (replay_options or {}):
+        raise ConfigError(
+            "replay_options: temperature is the trainer's",
+            got=(replay_options or {})["temperature"],
+            remedy="set it in the trainer's config, where it has one",
+        )
+    whole = isinstance(reference_prompts, int) and not isinstance(reference_prompts, bool)
+    if not (whole and reference_prompts >= 0):
+        raise ConfigError("reference_prompts", got=repr(reference_prompts), limit="an integer of at least 0")
 
 
 def refuse_model(trainer: Any) -> None:

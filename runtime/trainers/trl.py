@@ -32,6 +32,7 @@ from tiercache.runtime.trainers.refusals import (
     ANYWHERE,
     CHANGE_PROMPT,
     GRPO,
+    check_ours,
     refuse,
     refuse_arguments,
     refuse_model,
@@ -46,7 +47,8 @@ class TreeTrainer:
     Args:
         *args: of the trainer.
         store: a `tiercache.TierStore`; stays the caller's to close.
-        replay_options: fields of `ReplayOptions` for the policy and, gradients aside, the reference.
+        replay_options: fields of `ReplayOptions` for the policy and, gradients aside, the reference; the temperature
+            is the trainer's.
         reference_prompts: prompts of a reference model whose pages stay in the store from step to step; of use
             when prompts come again. Give the store a disk tier for them. With `open_store(durability=...)` they stay
             for later runs too.
@@ -79,6 +81,7 @@ class TreeTrainer:
         config = kwargs.get("args") or next((a for a in args if hasattr(a, "learning_rate")), None)
         refuse(config, self.refused_options)
         refuse_arguments(kwargs)
+        check_ours(store, replay_options, reference_prompts)
         super().__init__(*args, **kwargs)
         refuse_arguments({name: getattr(self, attribute, None) for name, attribute in CHANGE_PROMPT.items()})
         refuse_model(self)

@@ -169,6 +169,21 @@ def test_options_of_a_reference_are_refused_without_one(folder, store, given):
         tiny_trl.build(TierGRPOTrainer, folder, store, given=given, beta=0.0)
 
 
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({"store": "pages"}, "store"),
+        ({"replay_options": {"temperature": 0.5}}, "temperature"),
+        ({"reference_prompts": -1}, "reference_prompts"),
+        ({"reference_prompts": "many"}, "reference_prompts"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_meant_is_refused_by_name(folder, store, given, name):
+    with pytest.raises(ConfigError, match=name):
+        tiny_trl.build(TierGRPOTrainer, folder, store, given=given)
+
+
 class _Interrupt(TrainerCallback):
     """Ends the first run at its second micro-batch."""
 

@@ -60,7 +60,7 @@ def test_the_first_steps_with_a_detached_prefix_do_not(folder, dense, store):
 @pytest.mark.parametrize("batch", [1, 4])
 def test_each_prompt_is_captured_once_a_step_of_grpo(folder, store, batch):
     config = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": 8 // batch}
-    mine, _ = tiny_trl.train(TierGRPOTrainer, folder, store, max_steps=2, **config)
+    mine, _ = tiny_trl.train(TierGRPOTrainer, folder, store, max_steps=1, **config)
     report = mine.step_report
     assert (report.num_rows, report.num_nodes) == (8, 2)
     assert report.captured_tokens == 2 * tiny_trl.PROMPT_TOKENS

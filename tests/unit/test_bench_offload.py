@@ -15,9 +15,9 @@ def run(bench: Any, contender: str, folder: Path) -> dict[str, Any]:
     return bench("offload_side").run(job, folder)
 
 
-@pytest.fixture
-def plain(bench: Any, tmp_path: Path) -> dict[str, Any]:
-    return run(bench, "none", tmp_path)
+@pytest.fixture(scope="module")
+def plain(bench: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run(bench, "none", tmp_path_factory.mktemp("plain"))
 
 
 @pytest.mark.parametrize(
