@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -18,6 +20,19 @@ def _trim_function() -> Any:
         return None
 
 
+_watching: list[Callable[[], None]] = []
+
+
+@contextmanager
+def watching_releases(told: Callable[[], None]) -> Iterator[None]:
+    """Calls `told` whenever memory is given back inside the block: what is allocated next is new to the process."""
+    _watching.append(told)
+    try:
+        yield
+    finally:
+        _watching.remove(told)
+
+
 def release_free_memory(device: torch.device) -> None:
     """Returns what the host's allocator holds of freed tensors, where `device` is the host.
 
@@ -27,3 +42,5 @@ def release_free_memory(device: torch.device) -> None:
     trim = _trim_function()
     if device.type == "cpu" and trim is not None:
         trim(0)
+    for told in _watching:
+        told()

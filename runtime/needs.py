@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from tiercache.entry import PageKey
-from tiercache.errors import TierFullError
+from tiercache.errors import TierCacheError, TierFullError
 from tiercache.plan import AccessPlan
+from tiercache.runtime.probe import Shape
+from tiercache.runtime.states import is_state
 
 
 def least_bytes(plan: AccessPlan) -> tuple[int, int]:
@@ -31,6 +33,27 @@ def least_bytes(plan: AccessPlan) -> tuple[int, int]:
     return most, most_read
 
 
+def least_device_bytes(shape: Shape, node_tokens: int) -> int:
+    """The second of `least_bytes` for nodes of this length, from the model's shape alone."""
+    pairs = (
+        node_tokens * layer.dtype.itemsize * sum(heads * width for heads, width in layer.stored_pages)
+        for layer in shape.layers
+    )
+    states = (e.num_bytes for e in shape.events["capture"] if e.operation == "put" and is_state(e.kind))
+    return max([*pairs, *states], default=0)
+
+
+def check_device(on_device: int, device_bytes: int, error: type[TierCacheError]) -> None:
+    """Raises `error`, naming the minimum, where a device budget is below what is read at once."""
+    if on_device > device_bytes:
+        raise error(
+            "step: the pages that one layer reads at once exceed the device's budget",
+            got=f"{device_bytes} bytes",
+            limit=f"at least {on_device}",
+            remedy="raise device, or cut nodes shorter (max_node_tokens)",
+        )
+
+
 def check_budgets(plan: AccessPlan, store: Any) -> None:
     """Raises TierFullError, naming the minimum, where a plan cannot be carried out however pages are moved.
 
@@ -46,10 +69,4 @@ def check_budgets(plan: AccessPlan, store: Any) -> None:
             limit=f"at least {in_all}",
             remedy="raise a budget, add a tier, or leave less for pop (prefix_activations)",
         )
-    if on_device > device:
-        raise TierFullError(
-            "step: the pages that one layer reads at once exceed the device's budget",
-            got=f"{device} bytes",
-            limit=f"at least {on_device}",
-            remedy="raise device, or cut nodes shorter (max_node_tokens)",
-        )
+    check_device(on_device, device, TierFullError)

@@ -20,8 +20,9 @@ _CHUNK = 1 << 20  # elements: torch widens a mixed addend as a whole, a second c
 
 
 def _add(total: torch.Tensor, grad: torch.Tensor) -> None:
-    """Adds a gradient of a narrower dtype in place, a chunk at a time."""
-    if total.dtype == grad.dtype or not (total.is_contiguous() and grad.is_contiguous()):
+    """Adds a gradient of a narrower dtype in place, a chunk at a time where that spares memory."""
+    plain = type(total) is torch.Tensor  # others may have none
+    if total.dtype == grad.dtype or not (plain and total.is_contiguous() and grad.is_contiguous()):
         total += grad
         return
     for part, addend in zip(total.view(-1).split(_CHUNK), grad.view(-1).split(_CHUNK), strict=True):

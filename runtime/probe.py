@@ -164,9 +164,10 @@ class _KeptBytes:
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
+        key = storage._cdata  # noqa: SLF001 - the storage itself: without bytes all have the same address
         is_weight = tensor.is_leaf or (tensor._base is not None and tensor._base.is_leaf)  # noqa: SLF001
-        if not is_weight and storage.data_ptr() not in self._kept:
-            self._kept[storage.data_ptr()] = storage
+        if not is_weight and key not in self._kept:
+            self._kept[key] = storage
             self.num_bytes += storage.nbytes()
         return tensor
 

@@ -57,11 +57,22 @@ class CodecSpeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeSpeed:
-    """Arithmetic in one dtype: matrix products, attention, and attention's backward."""
+    """Arithmetic in one dtype: matrix products, attention, and attention's backward.
+
+    Attributes:
+        matmul_flops_per_s: of products that are large every way.
+        attention_flops_per_s, attention_backward_flops_per_s: of one page's product and its backward.
+        matmul_half_dim: smallest dimension at which a product reaches half of its speed.
+    """
 
     matmul_flops_per_s: float
     attention_flops_per_s: float
     attention_backward_flops_per_s: float
+    matmul_half_dim: float = 0.0
+
+    def matmul_s(self, flops: float, smallest_dim: float) -> float:
+        """Seconds of a matrix product."""
+        return flops / self.matmul_flops_per_s * (1.0 + self.matmul_half_dim / max(1.0, smallest_dim))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +117,7 @@ class Profile:
         compute: by torch's name of the dtype, as in "bfloat16".
         memory_bytes_per_s: what elementwise work reads and writes, on the device that computes.
         op_s: fixed cost of an operator there.
+        fresh_s_per_byte: cost of memory that the process did not have before; 0 where an allocator keeps it.
     """
 
     machine: Machine | None = None
@@ -115,6 +127,7 @@ class Profile:
     compute: Mapping[str, ComputeSpeed] = field(default_factory=dict)
     memory_bytes_per_s: float
     op_s: float
+    fresh_s_per_byte: float = 0.0
 
     def tier(self, name: str) -> TierSpeed:
         """Speeds of a tier. Raises ConfigError for one that was not measured."""
@@ -187,6 +200,7 @@ def load_profile(path: str | Path) -> Profile:
             compute=_records(ComputeSpeed, told["compute"]),
             memory_bytes_per_s=_positive("memory_bytes_per_s", told["memory_bytes_per_s"]),
             op_s=_positive("op_s", told["op_s"]),
+            fresh_s_per_byte=_positive("fresh_s_per_byte", told.get("fresh_s_per_byte", 0.0)),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"profile {path}: fields are missing or unknown", got=error) from error
@@ -200,7 +214,7 @@ def _records(kind: type[_Record], table: Mapping[str, Mapping[str, float]]) -> d
 
 
 def _positive(what: str, value: object) -> float:
-    zero = what.endswith("latency_s")
+    zero = what.endswith(("latency_s", "half_dim", "fresh_s_per_byte"))
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not (value > 0 or (zero and value == 0)):  # type: ignore[operator]
         raise ConfigError(f"profile: {what}", got=value, limit=">= 0" if zero else "> 0")

@@ -123,28 +123,30 @@ def make_trace(
         raise TraceError(f"{source}: the trace is empty", got="no requests")
     requests = np.zeros(count, REQUEST)
     requests["id"] = encoded.indices.to_numpy()
-    for name, values in (
-        ("size", sizes),
-        ("cost", costs),
-        ("next_use", next_uses),
-        ("op", ops),
-        ("tag", tag_numbers),
-    ):
+    columns = {"size": sizes, "cost": costs, "next_use": next_uses, "op": ops, "tag": tag_numbers}
+    _fill(requests, columns, source)
+    names = encoded.dictionary.to_numpy(zero_copy_only=False)
+    times = None if times_s is None else np.asarray(times_s, np.float64)
+    _check_signs(requests, source, first_record, unit)
+    trace = Trace(requests, names, source, times, tuple(tags))
+    return _settle_sizes(trace, resize, first_record, unit)
+
+
+def _fill(requests: npt.NDArray[Any], columns: dict[str, Any], source: str) -> None:
+    for name, values in columns.items():
         try:
             requests[name] = values
         except (ValueError, TypeError, OverflowError) as error:
             raise TraceError(f"{source}: {name} is no column of 64-bit numbers", got=error) from error
-    names = encoded.dictionary.to_numpy(zero_copy_only=False)
-    trace = Trace(
-        requests, names, source, None if times_s is None else np.asarray(times_s, np.float64), tuple(tags)
-    )
+
+
+def _check_signs(requests: npt.NDArray[Any], source: str, first_record: int, unit: str) -> None:
     for name in ("size", "cost"):
         bad = np.flatnonzero(requests[name] < 0)
         if len(bad):
             raise TraceError(
                 f"{source}: negative {name} in {unit} {first_record + bad[0]}", got=requests[name][bad[0]]
             )
-    return _settle_sizes(trace, resize, first_record, unit)
 
 
 def _settle_sizes(trace: Trace, resize: Sizes, first_record: int, unit: str) -> Trace:

@@ -16,7 +16,19 @@ from torch.utils.flop_counter import flop_registry
 from tiercache.profile import Profile
 
 _BACKWARD_PRODUCTS = 2.5  # of attention: five matrix products where the forward has two
-_NO_WORK = ("aten::detach", "aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided")
+_PICKING = (
+    "aten::embedding",
+    "aten::index_select",
+    "aten::gather",
+)  # read of their source what they give out
+_NO_WORK = (
+    "aten::detach",
+    "aten::empty",
+    "aten::new_empty",
+    "aten::empty_like",
+    "aten::empty_strided",
+    "aten::_unsafe_view",
+)
 
 
 @dataclass(slots=True)
@@ -28,6 +40,7 @@ class Work:
         moved_bytes: what elementwise operators read and write.
         num_ops: operators that do work.
         matmul_s, attention_s, elementwise_s, op_s: seconds of each on the profile's machine.
+        fresh_s: seconds to get memory that had been given back.
     """
 
     matmul_flops: float = 0.0
@@ -38,19 +51,27 @@ class Work:
     attention_s: float = 0.0
     elementwise_s: float = 0.0
     op_s: float = 0.0
+    fresh_s: float = 0.0
 
     @property
     def seconds(self) -> float:
         """All of it, one after the other."""
-        return self.matmul_s + self.attention_s + self.elementwise_s + self.op_s
+        return self.matmul_s + self.attention_s + self.elementwise_s + self.op_s + self.fresh_s
 
     def plus(self, other: Work, times: float = 1.0, ops_times: float | None = None) -> Work:
         """The sum of this and `times` the other; its fixed costs may count another number of times."""
         sums = []
-        for f in fields(Work):
-            is_op = f.name in ("num_ops", "op_s") and ops_times is not None
-            sums.append(getattr(self, f.name) + (ops_times if is_op else times) * getattr(other, f.name))
+        for name in _FIELDS:
+            is_op = name in ("num_ops", "op_s") and ops_times is not None
+            sums.append(getattr(self, name) + (ops_times if is_op else times) * getattr(other, name))
         return Work(*sums)
+
+    def without_attention(self) -> Work:
+        """The rest, none of it below zero."""
+        return Work(*(0.0 if "attention" in name else max(0.0, getattr(self, name)) for name in _FIELDS))
+
+
+_FIELDS = tuple(f.name for f in fields(Work))
 
 
 class WorkCounter(TorchDispatchMode):
@@ -73,6 +94,11 @@ class WorkCounter(TorchDispatchMode):
         self.work = Work()
         self.live_bytes = 0
         self.peak_bytes = 0
+        self._had_bytes = 0  # memory that the process has: more than is alive is new to it
+
+    def released(self) -> None:
+        """Memory that is not alive was given back."""
+        self._had_bytes = self.live_bytes
 
     def reset(self) -> None:
         """Begins a new stretch: nothing is counted yet, and what is alive is the peak so far."""
@@ -100,7 +126,11 @@ class WorkCounter(TorchDispatchMode):
         if self._silent:
             return out
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
-        if not func.is_view and func.name().partition(".")[0] not in _NO_WORK:
+        if self.live_bytes > self._had_bytes:
+            self.work.fresh_s += (self.live_bytes - self._had_bytes) * self._profile.fresh_s_per_byte
+            self._had_bytes = self.live_bytes
+        name = func.name().partition(".")[0]
+        if not func.is_view and name.startswith("aten::") and name not in _NO_WORK:
             self._price(func, args, kwargs or {}, out, inputs, outputs)
         return out
 
@@ -127,7 +157,8 @@ class WorkCounter(TorchDispatchMode):
         outputs: list[torch.Tensor],
     ) -> None:
         profile, work = self._profile, self.work
-        moved = sum(x.numel() * x.element_size() for x in (*inputs, *outputs))
+        touched = (*outputs, *outputs) if func.name() in _PICKING else (*inputs, *outputs)
+        moved = sum(x.numel() * x.element_size() for x in touched)
         work.num_ops += 1
         work.op_s += profile.op_s
         name = func.name()
@@ -141,7 +172,8 @@ class WorkCounter(TorchDispatchMode):
             speed = profile.computing(inputs[0].dtype)
             flops = float(flop_registry[func.overloadpacket](*args, **kwargs, out_val=out))
             work.matmul_flops += flops
-            work.matmul_s += max(flops / speed.matmul_flops_per_s, moved / profile.memory_bytes_per_s)
+            arithmetic_s = speed.matmul_s(flops, min(min(x.shape[-2:]) for x in (*inputs[-2:], *outputs)))
+            work.matmul_s += max(arithmetic_s, moved / profile.memory_bytes_per_s)
         else:
             work.moved_bytes += moved
             work.elementwise_s += moved / profile.memory_bytes_per_s

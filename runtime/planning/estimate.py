@@ -9,7 +9,6 @@ from tiercache.runtime.kinds import of_graph
 from tiercache.runtime.planning.counting import Work
 from tiercache.runtime.planning.rehearsal import Rehearsal, Which
 from tiercache.runtime.schedule import Visit
-from tiercache.runtime.states import is_state
 from tiercache.runtime.tree import Tree
 
 PHASES = ("capture", "replay", "pop")
@@ -57,6 +56,7 @@ class Phase:
             "attention_s": "attention",
             "elementwise_s": "memory",
             "op_s": "launches",
+            "fresh_s": "memory",
         }
         return names[max(parts, key=parts.__getitem__)]
 
@@ -68,6 +68,7 @@ class Estimate:
     Attributes:
         phases: by kind of visit.
         page_bytes: most bytes of pages alive at once, whatever the tier.
+        page_parts: of them "pages", "gradient pages", and what is "kept" for pop.
         tier_bytes: of them in each tier.
         visit_bytes: most memory of a visit outside the store, sums of gradients aside.
         num_visits: in all.
@@ -75,6 +76,7 @@ class Estimate:
 
     phases: dict[str, Phase]
     page_bytes: float
+    page_parts: dict[str, float]
     tier_bytes: dict[str, float]
     visit_bytes: int
     num_visits: int
@@ -122,6 +124,7 @@ def estimate_step(
     return Estimate(
         phases=phases,
         page_bytes=peak.total,
+        page_parts={"pages": peak.pages, "gradient pages": peak.sums, "kept": peak.kept},
         tier_bytes=_tiers(peak.total, budgets),
         visit_bytes=rehearsal.visit_bytes,
         num_visits=len(visits),
@@ -159,8 +162,8 @@ class _Visit:
     def own(self, operation: str, which: Which, visited: str | None = None) -> float:
         """Bytes on the node's own pages, at a visit of another kind if that is told."""
         kind = visited or self.kind
-        grows = self.rehearsal.moved(kind, self.above, operation, lambda k: which(k) and not is_state(k))
-        fixed = self.rehearsal.moved(kind, self.above, operation, lambda k: which(k) and is_state(k))
+        grows = self.rehearsal.moved(kind, self.above, operation, which, states=False)
+        fixed = self.rehearsal.moved(kind, self.above, operation, which, states=True)
         return self.rehearsal.share(kind, self.tokens) * grows + fixed
 
 

@@ -56,7 +56,8 @@ def extend_rehearsal(small: Rehearsal, large: Rehearsal, times: float) -> Rehear
         for kind in small.visits
     }
     sums = small.sum_bytes + round(times * (large.sum_bytes - small.sum_bytes))
-    return Rehearsal(small.sizes, small.sizes, visits, sums)
+    fixed = {kind: work.plus(large.fixed[kind].plus(work, -1.0), times) for kind, work in small.fixed.items()}
+    return Rehearsal(small.sizes, small.sizes, visits, sums, fixed)
 
 
 def _extend_visit(a: Visited, b: Visited, times: float) -> Visited:

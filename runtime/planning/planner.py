@@ -11,6 +11,7 @@ import torch
 
 from tiercache.errors import ConfigError, PlanError
 from tiercache.runtime.limits import Limits, choose_limits
+from tiercache.runtime.needs import check_device, least_device_bytes
 from tiercache.runtime.options import KEPT_ACTIVATIONS, ReplayOptions
 from tiercache.runtime.planning.estimate import Budgets, Estimate, estimate_step
 from tiercache.runtime.planning.hardware import REACHED, Hardware
@@ -199,7 +200,6 @@ class _Planner:
         options = ReplayOptions(check_model=False, prefix_activations=name, **self.options)  # type: ignore[arg-type]
         shape = self.stage.shape()
         limits = choose_limits(options, shape, budgets.device, on_host=hardware.on_host)
-        _check_budget(shape, limits, budgets.device)
         shared = replace(job, branches=-(-job.branches // hardware.num_devices))
         tree = build_tree(
             shared.rows(),
@@ -212,10 +212,9 @@ class _Planner:
         node_tokens = max(nodes, default=limits.max_node_tokens)
         full = Sizes(node_tokens, tuple(_full_visit(tree, visits)))
         limits = replace(limits, max_node_tokens=node_tokens)
-        rehearsal = self.stage.rehearse(
-            options, full.shortened(), hardware.profile, min(3, max(2, len(nodes)))
-        )
-        rehearsal = rehearsal.at_full_size(full)
+        if nodes:
+            check_device(least_device_bytes(shape, node_tokens), budgets.device, PlanError)
+        rehearsal = self.stage.rehearse(options, full, hardware.profile, min(3, max(2, len(nodes))))
         estimate = estimate_step(tree, visits, rehearsal, budgets, hardware.profile)
         memory = self._held() | {
             "sums": rehearsal.sum_bytes,
@@ -242,19 +241,6 @@ def _full_visit(tree: Tree, visits: list[Visit]) -> list[int]:
     """Tokens of each tail of the largest visit of tails."""
     replays = [[len(tree.nodes[n].tokens) for n in visit.nodes] for visit in visits if visit.kind == "replay"]
     return max(replays, key=sum)
-
-
-def _check_budget(shape: Any, limits: Limits, device_bytes: int) -> None:
-    """Raises PlanError when the device budget cannot hold what one product of attention reads and adds to."""
-    token = 2 * shape.page_bytes_per_token + 2 * shape.gradient_bytes_per_token
-    least = token * limits.max_node_tokens
-    if device_bytes < least:
-        raise PlanError(
-            f"plan: the device budget is below what one layer's pages of nodes of {limits.max_node_tokens} tokens need",
-            got=device_bytes,
-            limit=f">= {least}",
-            remedy="raise --device, or lower max_node_tokens",
-        )
 
 
 def _faults(choice: Choice, hardware: Hardware, budgets: Budgets) -> list[str]:

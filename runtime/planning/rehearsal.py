@@ -12,14 +12,17 @@ import numpy as np
 
 from tiercache.profile import Profile
 from tiercache.runtime.engine import Engine
+from tiercache.runtime.memory import watching_releases
 from tiercache.runtime.planning.counting import Work, WorkCounter
 from tiercache.runtime.planning.ledger import Ledger, Traffic
 from tiercache.runtime.report import StepReport
 from tiercache.runtime.rows import TokenRow
 from tiercache.runtime.schedule import plan_visits
+from tiercache.runtime.states import is_state
 
 Which = Callable[[str], bool]
 _LONGEST = 1024  # tokens of a rehearsed visit: enough for products at full speed
+_LONGEST_OF_STATES = 128  # where layers have states: they walk through chunks of 64 one by one
 
 
 @dataclass(slots=True)
@@ -49,15 +52,22 @@ class Sizes:
         """Of all tails of a visit."""
         return sum(self.tails)
 
-    def shortened(self) -> Sizes:
+    def shortened(self, *, has_states: bool) -> Sizes:
         """Sizes that a rehearsal can walk in seconds; costs of full ones follow from theirs."""
-        parts = -(-self.node_tokens // _LONGEST)
+        longest = _LONGEST_OF_STATES if has_states else _LONGEST
+        parts = -(-self.node_tokens // longest)
         tails: list[int] = []
         for tail in self.tails:
-            if tails and sum(tails) + tail > _LONGEST:
+            if tails and sum(tails) + tail > longest:
                 break
-            tails.append(min(tail, _LONGEST))
+            tails.append(min(tail, longest))
         return Sizes(-(-self.node_tokens // parts), tuple(tails))
+
+    def halved(self) -> Sizes:
+        """Half as many tokens in a node and in a visit."""
+        half = len(self.tails) // 2
+        tails = self.tails[:half] if half else (-(-self.tails[0] // 2),)
+        return Sizes(-(-self.node_tokens // 2), tails)
 
 
 @dataclass(slots=True)
@@ -69,21 +79,34 @@ class Rehearsal:
         full: that the job's visits have.
         visits: by kind, of a rehearsed visit behind 0, 1, 2 ... rehearsed nodes.
         sum_bytes: of the parameters' gradient sums.
+        fixed: by kind, the part of a visit's work that comes once whatever its length: sums of weights' gradients.
     """
 
     sizes: Sizes
     full: Sizes
     visits: dict[str, list[Visited]]
     sum_bytes: int
+    fixed: dict[str, Work] = field(default_factory=dict)
+    _moved: dict[tuple[Any, ...], list[float]] = field(default_factory=dict, repr=False)
 
     def at_full_size(self, full: Sizes) -> Rehearsal:
         """The same costs, read as those of larger visits."""
         return replace(self, full=full)
 
+    def with_halves(self, half: Rehearsal) -> Rehearsal:
+        """The same costs, with what is fixed of a visit told from what half as long a visit costs."""
+        fixed = {}
+        for kind, visited in self.visits.items():
+            ratio = self._unit(kind) / half._unit(kind)
+            rest = half.visits[kind][0].work.plus(visited[0].work, -1 / ratio)
+            fixed[kind] = Work().plus(rest.without_attention(), ratio / (ratio - 1))
+        return replace(self, fixed=fixed)
+
     def work(self, kind: str, tokens_above: float, tokens: float) -> Work:
         """Of a visit of `tokens` behind `tokens_above`.
 
-        A longer node costs what shorter ones in a row cost, but for the fixed costs of its operators.
+        A longer node costs what shorter ones in a row cost, but for what comes once a visit: sums of weights'
+        gradients, and operators on each page above.
         """
         unit = self._unit(kind)
         parts = max(1.0, tokens / unit)
@@ -92,12 +115,23 @@ class Rehearsal:
         seen = [visited.work for visited in self.visits[kind]]
         low, part = self._depth(above, seen)
         first, step = seen[low], seen[low + 1].plus(seen[low], -1.0)
-        whole = first.plus(step, part, part * self.sizes.node_tokens / self.full.node_tokens)
-        return Work().plus(whole, tokens / unit, 1.0)
+        deep = Work().plus(step, part, part * self.sizes.node_tokens / self.full.node_tokens)
+        whole = first.plus(deep)
+        fixed = self.fixed.get(kind, Work()).plus(Work(num_ops=deep.num_ops, op_s=deep.op_s))
+        return fixed.plus(whole.plus(fixed, -1.0), tokens / unit)
 
-    def moved(self, kind: str, tokens_above: float, operation: str, which: Which) -> float:
-        """Bytes that a rehearsed visit behind `tokens_above` has of an operation, on such kinds of pages."""
-        seen = [_sum(visited.traffic, operation, which) for visited in self.visits[kind]]
+    def moved(
+        self, kind: str, tokens_above: float, operation: str, which: Which, *, states: bool | None = None
+    ) -> float:
+        """Bytes that a rehearsed visit behind `tokens_above` has of an operation, on such kinds of pages; of states
+        alone, or of all but states, if that is told.
+        """
+        key = (kind, operation, which, states)
+        if key not in self._moved:
+            self._moved[key] = [
+                _sum(visited.traffic, operation, which, states) for visited in self.visits[kind]
+            ]
+        seen = self._moved[key]
         low, part = self._depth(tokens_above, seen)
         return seen[low] + part * (seen[low + 1] - seen[low])
 
@@ -125,8 +159,12 @@ class Rehearsal:
         return low, depth - low
 
 
-def _sum(traffic: Traffic, operation: str, which: Which) -> float:
-    return sum(n for (made, kind), n in traffic.num_bytes.items() if made == operation and which(kind))
+def _sum(traffic: Traffic, operation: str, which: Which, states: bool | None) -> float:
+    return sum(
+        num_bytes
+        for (made, kind), num_bytes in traffic.num_bytes.items()
+        if made == operation and which(kind) and states in (None, is_state(kind))
+    )
 
 
 @dataclass(slots=True)
@@ -162,7 +200,8 @@ def rehearse(engine: Engine, sizes: Sizes, profile: Profile, depth: int) -> Rehe
     counter = WorkCounter(profile)
     ledger = Ledger(counter)
     meter = _Meter(counter=counter, ledger=ledger)
-    with engine.running(step.tree.longest_row, step.sums, step.autocast), counter:
+    running = engine.running(step.tree.longest_row, step.sums, step.autocast)
+    with running, counter, watching_releases(counter.released):
         engine.walk(step, ledger, "step", meter, _no_loss)  # type: ignore[arg-type]
     found: dict[str, dict[int, Visited]] = defaultdict(dict)
     for visit, visited in zip(visits, meter.visited, strict=True):

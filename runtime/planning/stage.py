@@ -55,6 +55,7 @@ class Stage:
     models: list[nn.Module]
     times: int
     _probed: list[tuple[Engine, Shape]] = field(default_factory=list)
+    _rehearsed: dict[tuple[ReplayOptions, Sizes, int], Rehearsal] = field(default_factory=dict)
 
     @classmethod
     def of(cls, config: Any, dtype: torch.dtype) -> Stage:
@@ -85,9 +86,23 @@ class Stage:
         shapes = [shape for _, shape in self._probed]
         return shapes[0] if not self.times else extend_shape(shapes[0], shapes[1], self.times)
 
-    def rehearse(self, options: ReplayOptions, sizes: Sizes, profile: Profile, depth: int) -> Rehearsal:
-        """Costs of the whole model's visits of these sizes, behind up to `depth` nodes."""
-        self.shape()
+    def rehearse(self, options: ReplayOptions, full: Sizes, profile: Profile, depth: int) -> Rehearsal:
+        """Costs of the whole model's visits of these sizes, from shorter ones behind up to `depth` nodes."""
+        sizes = full.shortened(has_states=self.shape().state_bytes > 0)
+        key = (options, sizes, depth)
+        if key not in self._rehearsed:
+            found = []
+            for probed, _ in self._probed:
+                whole = self._walk(probed, options, sizes, profile, depth)
+                found.append(whole.with_halves(self._walk(probed, options, sizes.halved(), profile, 1)))
+            self._rehearsed[key] = (
+                extend_rehearsal(found[0], found[1], self.times) if self.times else found[0]
+            )
+        return self._rehearsed[key].at_full_size(full)
+
+    def _walk(
+        self, probed: Engine, options: ReplayOptions, sizes: Sizes, profile: Profile, depth: int
+    ) -> Rehearsal:
         exact = replace(
             options,
             max_node_tokens=sizes.node_tokens,
@@ -95,12 +110,9 @@ class Stage:
             max_visit_tokens=sizes.visit_tokens,
             min_shared_tokens=1,
         )
-        found = []
-        for probed, _ in self._probed:
-            engine = _engine(probed.model, exact)
-            engine.take_shape_of(probed)
-            found.append(rehearse(engine, sizes, profile, depth))
-        return found[0] if not self.times else extend_rehearsal(found[0], found[1], self.times)
+        engine = _engine(probed.model, exact)
+        engine.take_shape_of(probed)
+        return rehearse(engine, sizes, profile, depth)
 
 
 def _engine(model: nn.Module, options: ReplayOptions) -> Engine:

@@ -27,6 +27,8 @@ def print_plan(planned: Planned, console: Console) -> None:
     if able:
         console.print(_memory_table(able))
         console.print(_time_table(able))
+    if len(able) < len(planned.choices):
+        console.print(_needs_table([choice for choice in planned.choices if choice.faults]))
     for choice in planned.choices:
         for fault in choice.faults:
             console.print(f"{choice.name} cannot run: {fault}", soft_wrap=True, highlight=False)
@@ -51,6 +53,23 @@ def _memory_table(choices: list[Choice]) -> Table:
             choice.name,
             *(format_bytes(n) for n in (choice.peak_device_bytes, *parts, tiers["host"], tiers["disk"])),
         )
+    return table
+
+
+def _needs_table(choices: list[Choice]) -> Table:
+    """Of choices that cannot run: what they would take, and nothing that could be mistaken for a plan."""
+    table = Table(title="cannot run: what one rank would hold and compute")
+    table.add_column("prefix_activations")
+    kinds = ("pages", "gradient pages", "kept")
+    for heading in ("weights", "sums", "optimizer", *kinds, "capture FLOP", "step FLOP"):
+        table.add_column(heading, justify="right")
+    for choice in choices:
+        held, phases = choice.device_bytes, choice.estimate.phases
+        sizes: list[float] = [held[what] for what in ("weights", "sums", "optimizer")]
+        sizes += [choice.estimate.page_parts[kind] for kind in kinds]
+        flops = [phase.work.matmul_flops + phase.work.attention_flops for phase in phases.values()]
+        row = [*(format_bytes(n) for n in sizes), f"{flops[0]:.2e}", f"{sum(flops):.2e}"]
+        table.add_row(choice.name, *row)
     return table
 
 
@@ -117,6 +136,7 @@ def _choice_document(choice: Choice) -> dict[str, Any]:
         "device_bytes": choice.device_bytes,
         "tier_bytes": estimate.tier_bytes,
         "page_bytes": estimate.page_bytes,
+        "page_parts": estimate.page_parts,
         "num_visits": estimate.num_visits,
         "seconds": estimate.seconds,
         "phases": {

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from tiercache.cli.trace_options import Columns, Format, Resize
+
 app = typer.Typer()
 
 
@@ -24,11 +26,9 @@ def report(
     ] = None,
     below: Annotated[str | None, typer.Option(help="Tiers below: host=64GiB:lru,disk=500GiB.")] = None,
     sample: Annotated[float, typer.Option(help="Share of pages that curves are drawn from.")] = 1.0,
-    format: Annotated[str | None, typer.Option(help="Format, where the name does not tell it.")] = None,  # noqa: A002
-    columns: Annotated[
-        str | None, typer.Option(help="Columns of a CSV file: id=NAME,size=NAME,cost=NAME.")
-    ] = None,
-    resize: Annotated[str | None, typer.Option(help="Changing sizes: error, each or last.")] = None,
+    format: Format = None,  # noqa: A002
+    columns: Columns = None,
+    resize: Resize = None,
 ) -> None:
     """Make one self-contained HTML page: curves, per-tier traffic over time, reuse distances, early evictions."""
     from rich.console import Console

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tiercache.cli.simulate_output import plot_rows, print_replay, print_rows
+from tiercache.cli.trace_options import Columns, Figures, Format, Resize, Speeds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,18 +80,14 @@ def simulate(
     admission_limit: Annotated[
         int | None, typer.Option(help="Misses, bytes or missed bytes, by admission.")
     ] = None,
-    profile: Annotated[
-        Path | None, typer.Option(help="Speeds of tiers, as `tiercache profile` writes them.")
-    ] = None,
+    profile: Speeds = None,
     warmup: Annotated[float, typer.Option(help="Leading share that is not counted.")] = 0.0,
     sample: Annotated[float, typer.Option(help="Share of pages to play, against scaled-down tiers.")] = 1.0,
-    format: Annotated[str | None, typer.Option(help="Format, where the name does not tell it.")] = None,  # noqa: A002
-    columns: Annotated[
-        str | None, typer.Option(help="Columns of a CSV file: id=NAME,size=NAME,cost=NAME.")
-    ] = None,
-    resize: Annotated[str | None, typer.Option(help="Changing sizes: error, each or last.")] = None,
+    format: Format = None,  # noqa: A002
+    columns: Columns = None,
+    resize: Resize = None,
     oversize: Annotated[str, typer.Option(help="Pages larger than the tier: error or refuse.")] = "error",
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures.")] = None,
+    json_file: Figures = None,
     plot: Annotated[Path | None, typer.Option(help="Write miss-ratio curves as PNG.")] = None,
     replay: Annotated[
         bool,

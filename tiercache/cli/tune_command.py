@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tiercache.cli.trace_options import Columns, Figures, Format, Resize, Speeds
+
 if TYPE_CHECKING:
     from tiercache.policies.tune import Tuned
 
@@ -25,20 +27,16 @@ def tune(
     disk_directory: Annotated[
         Path | None, typer.Option(help="Directory that the configuration names.")
     ] = None,
-    profile: Annotated[
-        Path | None, typer.Option(help="Speeds of tiers, as `tiercache profile` writes them.")
-    ] = None,
+    profile: Speeds = None,
     known_future: Annotated[
         bool, typer.Option(help="Runs follow a plan: oracle policies may be chosen.")
     ] = False,
     held_out: Annotated[float, typer.Option(help="Last share of the trace, which only judges.")] = 0.3,
-    format: Annotated[str | None, typer.Option(help="Format, where the name does not tell it.")] = None,  # noqa: A002
-    columns: Annotated[
-        str | None, typer.Option(help="Columns of a CSV file: id=NAME,size=NAME,cost=NAME.")
-    ] = None,
-    resize: Annotated[str | None, typer.Option(help="Changing sizes: error, each or last.")] = None,
+    format: Format = None,  # noqa: A002
+    columns: Columns = None,
+    resize: Resize = None,
     out: Annotated[Path, typer.Option(help="The configuration file (TOML).")] = Path("tiercache.toml"),
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures.")] = None,
+    json_file: Figures = None,
 ) -> None:
     """Search policies, their parameters and admission per tier; write a file for open_store(config=FILE)."""
     from rich.console import Console

@@ -12,9 +12,11 @@ from tiercache.measure.timing import Budget, Work, time_of
 from tiercache.profile import ComputeSpeed
 
 _ROWS, _WIDTH = 1024, 2048
+_FEW = 64  # rows of a thin product, such as a chunk of the vocabulary's
 _HEADS, _LENGTH, _HEAD_WIDTH = 8, 1024, 64
-_STREAM_BYTES = 64 << 20
 _OPS = 200
+_INPUTS = 8  # of elementwise work, so that none stays in the fastest cache
+_FRESH_BYTES = 64 << 20  # more than a C library keeps of freed memory
 _GROWTH = {"cpu": 1, "cuda": 4}  # an accelerator needs larger pieces to show its speed
 
 
@@ -28,7 +30,7 @@ def finished(device: torch.device) -> Callable[[], None]:
 def product(device: torch.device, dtype: torch.dtype) -> tuple[Work, int]:
     """One matrix product, and its floating-point operations."""
     growth = _GROWTH.get(device.type, 1)
-    rows, width, wait = growth * _ROWS, growth * _WIDTH, finished(device)
+    rows, width, wait = _rows(device), growth * _WIDTH, finished(device)
     x = torch.randn(rows, width, device=device).to(dtype)
     weight = torch.randn(width, width, device=device).to(dtype)
 
@@ -37,6 +39,41 @@ def product(device: torch.device, dtype: torch.dtype) -> tuple[Work, int]:
         wait()
 
     return run, 2 * rows * width * width
+
+
+def thin_products(device: torch.device, dtype: torch.dtype) -> tuple[Work, int]:
+    """A product with few rows and the two of its backward, in one of which few is what is summed over."""
+    width, wait = _GROWTH.get(device.type, 1) * _WIDTH, finished(device)
+    x, weight = (
+        torch.randn(_FEW, width // 2, device=device).to(dtype),
+        torch.randn(8 * width, width // 2).to(dtype),
+    )
+    grad, weight = torch.randn(_FEW, 8 * width, device=device).to(dtype), weight.to(device)
+
+    def run() -> None:
+        torch.nn.functional.linear(x, weight)
+        torch.mm(grad, weight)
+        torch.mm(grad.t(), x)
+        wait()
+
+    return run, 3 * 2 * _FEW * width // 2 * 8 * width
+
+
+def measure_products(device: torch.device, dtype: torch.dtype, budget: Budget) -> tuple[float, float]:
+    """Floating-point operations a second of products that are large every way, and the size of the smallest
+    dimension at which half of that is reached.
+
+    A product takes longer by that size over its own smallest dimension; two measured products give both figures.
+    """
+    (large, large_flops), (thin, thin_flops) = product(device, dtype), thin_products(device, dtype)
+    large_s, thin_s = time_of(large, budget) / large_flops, time_of(thin, budget) / thin_flops
+    slope = max(0.0, (thin_s - large_s) / (1 / _FEW - 1 / _rows(device)))
+    least_s = large_s - slope / _rows(device)
+    return 1 / least_s, slope / least_s
+
+
+def _rows(device: torch.device) -> int:
+    return _GROWTH.get(device.type, 1) * _ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +93,7 @@ def measure_compute(
     device: torch.device, dtype: torch.dtype, budget: Budget, kernels: AttentionKernels
 ) -> ComputeSpeed:
     """Speeds of a dtype."""
-    run, flops = product(device, dtype)
+    flops_per_s, half_dim = measure_products(device, dtype, budget)
     growth = _GROWTH.get(device.type, 1)
     shape = (1, growth * _HEADS, growth * _LENGTH, _HEAD_WIDTH)
     q, k, v, grad = (torch.randn(shape, device=device).to(dtype) for _ in range(4))
@@ -73,23 +110,47 @@ def measure_compute(
         wait()
 
     return ComputeSpeed(
-        matmul_flops_per_s=flops / time_of(run, budget),
+        matmul_flops_per_s=flops_per_s,
+        matmul_half_dim=half_dim,
         attention_flops_per_s=attention_flops / time_of(forward, budget),
         attention_backward_flops_per_s=2.5 * attention_flops / time_of(backward, budget),
     )
 
 
 def measure_stream(device: torch.device, budget: Budget) -> float:
-    """Bytes a second that elementwise work reads and writes."""
-    wait = finished(device)
-    x = torch.zeros(_GROWTH.get(device.type, 1) * _STREAM_BYTES // 4, device=device)
-    out = torch.empty_like(x)
+    """Bytes a second that elementwise work on a layer's activations reads and writes.
+
+    Each result is a new tensor, as in a forward and its backward, in memory that the process has.
+    """
+    wait, growth = finished(device), _GROWTH.get(device.type, 1)
+    inputs = [
+        torch.randn(_rows(device), growth * _WIDTH // 4, device=device).bfloat16() for _ in range(_INPUTS)
+    ]
 
     def run() -> None:
-        torch.add(x, 1.0, out=out)
+        for x in inputs:
+            wide = x.float()
+            torch.nn.functional.silu((wide * wide).to(x.dtype)).add_(x)
         wait()
 
-    return 2 * x.nbytes / time_of(run, budget)
+    # of each operator in turn what it reads and writes of a number
+    num_bytes = (2 + 4) + (4 + 4 + 4) + (4 + 2) + (2 + 2) + (2 + 2 + 2)
+    return _INPUTS * num_bytes * inputs[0].numel() / time_of(run, budget)
+
+
+def measure_fresh(device: torch.device, budget: Budget) -> float:
+    """Seconds that a byte of new memory costs beyond being written; an accelerator's allocator keeps what it had."""
+    if device.type != "cpu":
+        return 0.0
+    kept = torch.empty(_FRESH_BYTES, dtype=torch.uint8)
+
+    def anew() -> None:
+        torch.empty(_FRESH_BYTES, dtype=torch.uint8).fill_(1)
+
+    def again() -> None:
+        kept.fill_(1)
+
+    return max(0.0, time_of(anew, budget) - time_of(again, budget)) / _FRESH_BYTES
 
 
 def measure_op(device: torch.device, budget: Budget) -> float:

@@ -6,7 +6,13 @@ from dataclasses import replace
 
 import torch
 
-from tiercache.measure.arithmetic import AttentionKernels, measure_compute, measure_op, measure_stream
+from tiercache.measure.arithmetic import (
+    AttentionKernels,
+    measure_compute,
+    measure_fresh,
+    measure_op,
+    measure_stream,
+)
 from tiercache.measure.machine import this_machine
 from tiercache.measure.timing import Budget
 from tiercache.profile import Profile, dtype_name
@@ -32,4 +38,5 @@ def measure_quickly(device: torch.device, dtype: torch.dtype, kernels: Attention
         compute=dict(usual.compute) | {dtype_name(dtype): measure_compute(device, dtype, _BUDGET, kernels)},
         memory_bytes_per_s=stream,
         op_s=measure_op(device, _BUDGET),
+        fresh_s_per_byte=measure_fresh(device, _BUDGET),
     )

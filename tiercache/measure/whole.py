@@ -10,6 +10,7 @@ import torch
 from tiercache.measure.arithmetic import (
     AttentionKernels,
     measure_compute,
+    measure_fresh,
     measure_op,
     measure_stream,
     product,
@@ -75,6 +76,7 @@ def measure_profile(
         compute=compute,
         memory_bytes_per_s=stream,
         op_s=op_s,
+        fresh_s_per_byte=measure_fresh(device, budget),
     )
 
 
