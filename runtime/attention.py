@@ -118,8 +118,8 @@ def _add_sinks(
     """Lets each head's sink join its softmax, once."""
     if sinks is None:
         return out, lse
-    total = torch.logaddexp(lse, sinks.to(lse.dtype)[None, :, None])
-    return out.mul_(torch.exp(lse - total)[..., None]), total
+    sinks = sinks.to(lse.dtype)[None, :, None]
+    return out.mul_(torch.sigmoid(lse - sinks)[..., None]), torch.logaddexp(lse, sinks)
 
 
 def _take_kept(frame: Frame, layer: LayerSpec) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -180,12 +180,15 @@ def _forward(
 
 
 def _merge(out: torch.Tensor, lse: torch.Tensor, part: torch.Tensor, part_lse: torch.Tensor) -> None:
-    """Adds a block's output into `out` and `lse`, in place."""
+    """Adds a block's output into `out` and `lse`, in place.
+
+    The two weights are `w` and `1 - w`. As exp(lse - total) each they would miss a sum of 1 by a rounding of the
+    log-sum-exp, several times that of a weight; where a query looks at one key almost alone, backward subtracts nearly
+    equal numbers and shows it.
+    """
     part_lse = part_lse.to(lse.dtype)
-    total = torch.logaddexp(lse, part_lse)
-    out.mul_(torch.exp(lse - total)[..., None])
-    out.addcmul_(part.to(out.dtype), torch.exp(part_lse - total)[..., None])
-    lse.copy_(total)
+    out.lerp_(part.to(out.dtype), torch.sigmoid(part_lse - lse)[..., None])
+    lse.copy_(torch.logaddexp(lse, part_lse))
 
 
 def _backward(

@@ -12,7 +12,10 @@ from tiercache.runtime.kernels import accumulator_dtype
 
 Head = Callable[[torch.Tensor], torch.Tensor]
 STATISTICS = ("entropy", "mean_logits", "is_top1", "log_sum_sq_probs")
-_COPIES = 4  # of a chunk alive at once: projected, in the accumulator dtype, and two of their gradient
+_COPIES = 4  # of a chunk alive at once: logits and their gradient, as projected and in the accumulator dtype
+
+# CPU libraries multiply rows by fours and sum what is left over one term after the other: up to ten times the rounding.
+_ROWS = 4
 
 
 def check_statistics(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -70,18 +73,35 @@ class ChunkedHead:
         size = self.chunk_tokens(hidden.dtype)
         result = torch.zeros_like(hidden)
         for begin in range(0, len(targets), size):
-            part = slice(begin, begin + size)
-            leaf = hidden[part].detach().requires_grad_()
+            part = slice(begin, min(begin + size, len(targets)))
+            leaf = _extended(hidden[part].detach()).requires_grad_()
             with torch.enable_grad():
-                logps = _picked(self._logits(leaf), targets[part])
-            logps.backward(grad[part].to(logps.dtype))
+                logits = self._logits(leaf)
+            owed = _logits_gradient(logits.detach(), _extended(targets[part]), _extended(grad[part]))
+            logits.backward(owed)
             if leaf.grad is not None:
-                result[part] = leaf.grad
+                result[part] = leaf.grad[: part.stop - begin]
         return result
 
 
+def _extended(x: torch.Tensor) -> torch.Tensor:
+    """Zeros after the last row, up to whole fours; as their gradients are zero too they change nothing."""
+    missing = -len(x) % _ROWS
+    return torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) if missing else x
+
+
 def _picked(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return logits.gather(-1, targets[:, None])[:, 0] - logits.logsumexp(-1)
+    return logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+
+
+def _logits_gradient(logits: torch.Tensor, targets: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+    """dL/dlogits [n, V] for dL/dlogp [n] of the targets.
+
+    The probabilities come from log_softmax, which subtracts the largest logit first: exp(logit - logsumexp) is off by
+    a rounding of the logits themselves, and that is much of `1 - p` where the model is sure of the target.
+    """
+    grad = grad.to(logits.dtype)[:, None]
+    return logits.log_softmax(-1).exp_().mul_(-grad).scatter_add_(-1, targets[:, None], grad)
 
 
 def _statistic(name: str, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

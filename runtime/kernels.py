@@ -229,9 +229,9 @@ def _plain_forward(
     outs, lses = [], []
     for first in range(0, q.shape[2], _PLAIN_ROWS):
         scores, _ = _scores(qg[..., first : first + _PLAIN_ROWS, :], kd, block, first)
-        lse = torch.logsumexp(scores, -1)
-        outs.append(torch.matmul(torch.exp(scores - lse[..., None]), vd[:, :, None]))
-        lses.append(lse)
+        lses.append(torch.logsumexp(scores, -1))
+        # Not exp(scores - lse), whose sum misses 1 by a rounding of the log-sum-exp.
+        outs.append(torch.matmul(torch.softmax(scores, -1), vd[:, :, None]))
     out, lse = torch.cat(outs, -2), torch.cat(lses, -1)
     return out.reshape(*q.shape[:3], v.shape[-1]).to(q.dtype), lse.reshape(q.shape[:3])
 

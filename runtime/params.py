@@ -120,11 +120,16 @@ class ParameterSums:
                 )
 
     def take(self) -> list[torch.Tensor | None]:
-        """The sums, rounded once into each parameter's dtype, None where no gradient came; clears them."""
-        sums: list[torch.Tensor | None] = []
-        for i, parameter in enumerate(self.parameters):
+        """The sums, rounded once into each parameter's dtype, None where no gradient came; clears them.
+
+        Both are there for one parameter at a time. The largest, usually the vocabulary's, comes last, when all others
+        have been let go: taken first it would be the peak of a step.
+        """
+        sums: list[torch.Tensor | None] = [None] * len(self.parameters)
+        for i in sorted(range(len(sums)), key=lambda i: self.parameters[i].nbytes):
             total, self._sums[i] = self._sums[i], None
-            sums.append(None if total is None else total.to(parameter.dtype))
+            if total is not None:
+                sums[i] = total.to(self.parameters[i].dtype)
         return sums
 
     def clear(self) -> None:

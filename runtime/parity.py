@@ -275,7 +275,11 @@ def _samples(vocab_size: int, tokens: torch.Tensor | None) -> Iterator[list[Row]
 
 
 def _rows(text: torch.Tensor, generator: torch.Generator) -> list[Row]:
-    """A chain of three nodes with three branches, and a tree of depth three whose shared tokens are scored too."""
+    """A chain of three nodes with three branches, and a tree of depth three whose shared tokens are scored too.
+
+    All lengths are multiples of four: matrix products of a few rows more round two to three times as coarsely on CPUs
+    (the rows left over are summed one term after the other), which short nodes would show and whole rows would not.
+    """
     place = 0
 
     def take(length: int) -> torch.Tensor:
@@ -285,11 +289,11 @@ def _rows(text: torch.Tensor, generator: torch.Generator) -> list[Row]:
 
     paths = []
     prompt = take(3 * _NODE_TOKENS)
-    paths += [(len(prompt), [prompt, take(n)]) for n in (9, 6, 12)]
-    root = take(10)
-    for middle in (take(7), take(9)):
-        for inner in (take(8), take(5)):
-            paths += [(len(root), [root, middle, inner, take(n)]) for n in (6, 9)]
+    paths += [(len(prompt), [prompt, take(n)]) for n in (8, 4, 12)]
+    root = take(12)
+    for middle in (take(8), take(12)):
+        for inner in (take(8), take(4)):
+            paths += [(len(root), [root, middle, inner, take(n)]) for n in (4, 12)]
     rows: list[Row] = []
     for first, pieces in paths:
         ids = torch.cat(pieces)
