@@ -7,6 +7,7 @@ STAMP := $(VENV)/.installed
 SOURCES := $(wildcard $(foreach room,tiercache runtime,$(room)/csrc/*.cpp $(room)/csrc/*.hpp))
 NATIVE := CMakeLists.txt $(SOURCES)
 PYTEST_ARGS ?=
+TEST_PROCESSES ?= 2
 BENCH_ARGS ?= --quick --json build/replay.json
 
 .PHONY: demo test lint typing bench clean
@@ -15,8 +16,9 @@ BENCH_ARGS ?= --quick --json build/replay.json
 demo: $(STAMP)
 	$(BIN)/tiercache demo --json demo.json --figure demo.png
 
+# Whole files go to processes, each with one thread of arithmetic: two threads in each would wait for each other.
 test: $(STAMP)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
 
 lint: $(STAMP) typing
 	$(BIN)/ruff check
