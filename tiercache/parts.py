@@ -71,8 +71,7 @@ class Parts:
             counts.bytes_used = {tier.name: tier.used_bytes - tier.spare_bytes for tier in books.tiers}
             counts.bytes_kept = sum(tier.spare_bytes for tier in books.tiers)
             counts.staging_capacity_bytes = self.staging.capacity_bytes
-            counts.staging_used_bytes = self.staging.used_bytes
-            counts.staging_peak_bytes = self.staging.peak_bytes
+            counts.staging_used_bytes, counts.staging_peak_bytes = self.staging.usage()
             counts.io = "" if books.closed else io_of(books.tiers)
             return counts
 

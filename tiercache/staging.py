@@ -50,6 +50,11 @@ class Staging:
         """What is lent now, in whole 4 KiB pages."""
         return self._tier.staging_used_bytes
 
+    def usage(self) -> tuple[int, int]:
+        """What is lent now and the most that ever was, as of one moment."""
+        with self._freed:
+            return self.used_bytes, self.peak_bytes
+
     def fits(self, sizes: Sequence[int]) -> bool:
         """Whether parts of these sizes can be had together at all."""
         return sum(map(_aligned, sizes)) <= self.capacity_bytes

@@ -2,6 +2,7 @@
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -37,6 +38,24 @@ def test_parts_are_apart_and_come_back():
         assert 5 * KIB + 100 <= lent.used_bytes <= lent.capacity_bytes
     assert lent.used_bytes == 0
     assert lent.peak_bytes >= 5 * KIB + 100
+
+
+def test_usage_is_of_one_moment(monkeypatch):
+    lent, asked = staging(64 * KIB), []
+    lend = lent._tier.staging
+    with ThreadPoolExecutor() as pool:
+
+        @contextmanager
+        def slow(num_bytes, timeout_s):
+            with lend(num_bytes, timeout_s) as memory:
+                asked.append(pool.submit(lent.usage))
+                time.sleep(0.05)  # lent already, and not yet counted in the peak
+                yield memory
+
+        monkeypatch.setattr(lent._tier, "staging", slow)
+        use(lent, [8 * KIB])
+        used, peak = asked[0].result()
+    assert used <= peak
 
 
 def test_more_than_there_is_is_refused_with_need_have_and_remedy():
