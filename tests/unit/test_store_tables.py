@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from codec_pages import activations, same_bits
@@ -177,6 +179,8 @@ def test_auto_codes_a_page_once_on_its_way_down_and_not_at_all_where_it_stays_ra
         for codec in autos(store).values():
             codec.tell_speed(gbps)
             monkeypatch.setattr(codec, "observe", lambda *_: None)
+            ticks = itertools.count()  # every codec takes as long as every other: the tier's speed decides
+            monkeypatch.setattr(codec, "_clock", lambda ticks=ticks: next(ticks) * 1e-6)
         calls = {tier: count_calls(monkeypatch, codec) for tier, codec in autos(store).items()}
         fill(store, 24)
         for n in range(24):
