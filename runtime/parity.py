@@ -2,8 +2,7 @@
 
 In fp64 only the order of sums differs, so a mistake shows at its full size. In fp32 and in the model's own
 dtype both ways round; each is measured against the fp64 gradient of dense training, and tiercache may err a
-tenth more than dense training in the same dtype does. A few rows in bf16 are a small sample of rounding (on two texts
-the quotient was 1.23 and 0.99), so errors of a coarse dtype are pooled over several sets of rows.
+tenth more than dense training in that dtype. Few rows are a small sample of bf16's rounding: several sets are pooled.
 """
 
 from __future__ import annotations
@@ -277,8 +276,7 @@ def _samples(vocab_size: int, tokens: torch.Tensor | None) -> Iterator[list[Row]
 def _rows(text: torch.Tensor, generator: torch.Generator) -> list[Row]:
     """A chain of three nodes with three branches, and a tree of depth three whose shared tokens are scored too.
 
-    All lengths are multiples of four: matrix products of a few rows more round two to three times as coarsely on CPUs
-    (the rows left over are summed one term after the other), which short nodes would show and whole rows would not.
+    All lengths are multiples of four: CPUs sum rows left over from fours more coarsely, which short nodes show.
     """
     place = 0
 
