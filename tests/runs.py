@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import dense
@@ -72,3 +73,17 @@ def cuts_of(replay: BranchReplay, rows: list[ScoredRow]) -> list[Cut]:
                     constant_hidden[node.end - 1] = True
         cuts.append(Cut(live, constant_hidden))
     return cuts
+
+
+def check_through_host_and_disk(model: nn.Module, case: Case, codec: str, folder: Path) -> None:
+    """Gradients are the same bits when pages go through tiny tiers, the disk among them, by a lossless codec."""
+    want = replay_gradients(model, case)
+    options = {"device": "8KiB", "host": "8KiB", "disk": folder, "disk_capacity": "64MiB", "codec": codec}
+    with open_store(**options) as store:
+        BranchReplay(model, store, check_model=False, debug=True, **case.options).backward(
+            case.rows, dense.weighted_sum
+        )
+        moved = store.stats().bytes_moved
+    got = dense.gradients(model)
+    assert all(torch.equal(got[name], want[name]) for name in want)
+    assert sum(n for way, n in moved.items() if "disk" in way) > 0

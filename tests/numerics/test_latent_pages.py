@@ -7,7 +7,7 @@ import model_zoo
 import pytest
 import torch
 import trees
-from runs import replay_gradients, replay_of
+from runs import check_through_host_and_disk, replay_gradients, replay_of
 
 from tiercache import open_store
 from tiercache.codecs import CODECS
@@ -91,17 +91,7 @@ def test_plan_equals_the_run(options, monkeypatch):
 
 @pytest.mark.parametrize("codec", [name for name, codec in CODECS.items() if codec().lossless])
 def test_through_host_and_disk_by_every_lossless_codec(codec, tmp_path):
-    case = trees.make_case("chain_of_5")
-    want = replay_gradients(_model(), case)
-    options = {"device": "8KiB", "host": "8KiB", "disk": tmp_path, "disk_capacity": "64MiB", "codec": codec}
-    with open_store(**options) as store:
-        BranchReplay(_model(), store, check_model=False, debug=True, **case.options).backward(
-            case.rows, dense.weighted_sum
-        )
-        moved = store.stats().bytes_moved
-    got = dense.gradients(_model())
-    assert all(torch.equal(got[name], want[name]) for name in want)
-    assert sum(n for way, n in moved.items() if "disk" in way) > 0
+    check_through_host_and_disk(_model(), trees.make_case("chain_of_5"), codec, tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT asks a new model so

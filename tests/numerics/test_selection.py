@@ -10,10 +10,16 @@ import functools
 import dense
 import model_zoo
 import pytest
-import torch
 import trees
 from losses import grpo, make_batch
-from runs import cuts_of, dense_objective, objective_gradients, replay_gradients, replay_of
+from runs import (
+    check_through_host_and_disk,
+    cuts_of,
+    dense_objective,
+    objective_gradients,
+    replay_gradients,
+    replay_of,
+)
 
 from tiercache import open_store
 from tiercache.codecs import CODECS
@@ -161,17 +167,7 @@ def test_plan_equals_the_run(options, monkeypatch):
 
 @pytest.mark.parametrize("codec", [name for name, codec in CODECS.items() if codec().lossless])
 def test_through_host_and_disk_by_every_lossless_codec(codec, tmp_path):
-    case = _case("chain_of_5")
-    want = replay_gradients(_model(), case)
-    options = {"device": "8KiB", "host": "8KiB", "disk": tmp_path, "disk_capacity": "64MiB", "codec": codec}
-    with open_store(**options) as store:
-        BranchReplay(_model(), store, check_model=False, debug=True, **case.options).backward(
-            case.rows, dense.weighted_sum
-        )
-        moved = store.stats().bytes_moved
-    got = dense.gradients(_model())
-    assert all(torch.equal(got[name], want[name]) for name in want)
-    assert sum(n for way, n in moved.items() if "disk" in way) > 0
+    check_through_host_and_disk(_model(), _case("chain_of_5"), codec, tmp_path)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
