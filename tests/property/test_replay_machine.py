@@ -153,11 +153,15 @@ _SETTINGS = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def test_replays_through_any_store():
-    before = ReplayMachine.num_steps
-    run_state_machine_as_test(
-        ReplayMachine, settings=settings(_SETTINGS, stateful_step_count=5, max_examples=16)
-    )
-    assert ReplayMachine.num_steps - before > 4, "steps that were carried out"
+    """Few examples, and more of them only while chance drew too little room for whole steps."""
+    enough = ReplayMachine.num_steps + 5
+    for _ in range(8):
+        run_state_machine_as_test(
+            ReplayMachine, settings=settings(_SETTINGS, stateful_step_count=5, max_examples=16)
+        )
+        if ReplayMachine.num_steps >= enough:
+            break
+    assert ReplayMachine.num_steps >= enough, "steps that were carried out"
 
 
 @pytest.mark.long
