@@ -1,7 +1,8 @@
 """Attention of one block on the processor's own bf16 instructions, where it has them.
 
-Torch's operator for the host multiplies at a third of what its matrix products reach on AVX512-BF16; attention is half
-of the work on a long prompt. These kernels keep scores in fp32 as it does, and give outputs and gradients in fp32.
+Torch's operator for the host multiplies at a third of what its matrix products reach on AVX512-BF16, and its backward
+at a third of what AMX allows; attention is half of the work on a long prompt. These kernels keep scores in fp32 as it
+does, and give outputs and gradients in fp32.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ _PANEL = 64  # widths are multiples of it
 @cache
 def _available() -> bool:
     return _attention.available()
+
+
+@cache
+def _amx() -> bool:
+    return _attention.amx_available()
 
 
 def serves(q: torch.Tensor, value_width: int, block: Block) -> bool:
@@ -65,7 +71,7 @@ def forward(
     out = torch.empty(*q.shape[:3], v.shape[-1])
     lse = torch.empty(*q.shape[:3], 1)
     _attention.forward(
-        _sizes(q, k, v), block.causal, block.scale, torch.get_num_threads(),
+        _sizes(q, k, v), block.causal, block.scale, torch.get_num_threads(), _amx(),
         _address(q), _address(k), _address(v), _address(out), _address(lse),
     )  # fmt: skip
     return out, lse[..., 0]
@@ -78,7 +84,7 @@ def backward(flow: Flow, block: Block) -> tuple[torch.Tensor, torch.Tensor, torc
     lse = flow.lse.contiguous()[..., None]
     dq, dk, dv = (torch.empty(x.shape) for x in (q, k, v))
     _attention.backward(
-        _sizes(q, k, v), block.causal, block.scale, torch.get_num_threads(),
+        _sizes(q, k, v), block.causal, block.scale, torch.get_num_threads(), _amx(),
         _address(grad_out), _address(q), _address(k), _address(v), _address(out), _address(lse),
         _address(dq), _address(dk), _address(dv),
     )  # fmt: skip

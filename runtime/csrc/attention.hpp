@@ -1,7 +1,7 @@
 // Attention of bf16 queries over one block of keys and values, forward with log-sum-exp and backward from it.
 //
-// The products run on AVX512-BF16 and sum in fp32; scores never leave fp32. A block without such instructions
-// is the caller's: `available()` says so.
+// The products run on AVX512-BF16, or AMX beside it, and sum in fp32; scores never leave fp32. A block
+// without such instructions is the caller's: `available()` says so.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -34,11 +34,15 @@ struct Shape {
   bool causal;              // query i sees keys 0..i
   float scale;              // factor on the scores
   int threads;
+  bool amx;  // products on AMX, which amx_available() must have granted
 
   std::size_t group() const { return heads / kv_heads; }
 };
 
 bool available() noexcept;
+
+// Whether the processor has AMX for bf16 and the kernel lets this process use it; asks for that leave.
+bool amx_available() noexcept;
 
 // out [heads, queries, value_width], lse [heads, queries]: natural logarithms. Every query sees a key.
 void forward(const Shape& shape, View<const Bf16> q, View<const Bf16> k, View<const Bf16> v, View<float> out,

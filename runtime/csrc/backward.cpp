@@ -17,6 +17,7 @@ namespace {
 
 constexpr std::size_t kKeys = 128;     // of a chunk
 constexpr std::size_t kQueries = 128;  // against it at a time: two panels
+constexpr std::size_t kRows = 32;      // of scores at a time, or fewer
 constexpr std::size_t kQueryPairs = kQueries / 2;
 constexpr float kLog2e = 1.4426950408889634F;
 
@@ -77,8 +78,8 @@ struct Weights {
   alignas(64) std::uint32_t rows[kKeys * kQueryPairs];        // weights: [key][query pair]
   alignas(64) std::uint32_t grad_rows[kKeys * kQueryPairs];   // gradients of the scores: [key][query pair]
   alignas(64) std::uint32_t grad_pairs[kKeys * kQueryPairs];  // again: [panel of queries][key pair][query]
-  alignas(64) float scores[kTile * kPanel];
-  alignas(64) float grads[kTile * kPanel];
+  alignas(64) float scores[kRows * kPanel];
+  alignas(64) float grads[kRows * kPanel];
 };
 
 // Rows `at`, `at` + 1 of a tile become weights. Queries from `first_query` on see key `key`, the next one
@@ -124,14 +125,15 @@ struct Work {
                      std::size_t panel) const {
     for (std::size_t p = 0; p < 2; ++p) {
       const std::size_t at = head * queries.per_head + panel + p;
-      for (std::size_t row = 0; row < keys; row += kTile) {
-        const std::size_t rows = std::min<std::size_t>(kTile, keys - row);
-        product<false>(as_pairs(k.row(kv, first + row)), static_cast<std::size_t>(k.row_stride / 2), rows,
-                       queries.q_columns.get() + at * queries.key_panel, shape.key_width / 2, w.scores,
-                       kPanel);
-        product<false>(as_pairs(v.row(kv, first + row)), static_cast<std::size_t>(v.row_stride / 2), rows,
-                       queries.grad_columns.get() + at * queries.value_panel, shape.value_width / 2, w.grads,
-                       kPanel);
+      const std::size_t batch = shape.amx ? kRows : kTile;
+      for (std::size_t row = 0; row < keys; row += batch) {
+        const std::size_t rows = std::min(batch, keys - row);
+        product<false>(
+            shape.amx, as_pairs(k.row(kv, first + row)), static_cast<std::size_t>(k.row_stride / 2), rows,
+            queries.q_columns.get() + at * queries.key_panel, shape.key_width / 2, w.scores, kPanel);
+        product<false>(
+            shape.amx, as_pairs(v.row(kv, first + row)), static_cast<std::size_t>(v.row_stride / 2), rows,
+            queries.grad_columns.get() + at * queries.value_panel, shape.value_width / 2, w.grads, kPanel);
         for (std::size_t r = 0; r < rows; r += 2)
           weigh_pair(w, r, row + r, p, r + 1 == rows, shape.causal, (panel + p) * kPanel, first + row + r,
                      queries.lse.get() + at * kPanel, queries.delta.get() + at * kPanel, shape.scale);
@@ -142,20 +144,24 @@ struct Work {
   // Adds one chunk of keys' dK and dV, and its part of dQ^T [group][panel][key_width][64], of one head.
   TC_BF16 void chunk(Weights& w, std::size_t kv, std::size_t in_group, std::size_t first, float* dq) const {
     const std::size_t keys = std::min(kKeys, shape.keys - first), head = kv * shape.group() + in_group;
+    const std::size_t pairs = ((keys + 1) / 2 + kAmxPairs - 1) / kAmxPairs * kAmxPairs;
     const std::size_t begin = shape.causal ? first / kQueries * 2 : 0;
     for (std::size_t panel = begin; panel < queries.per_head; panel += 2) {
       weigh(w, kv, head, first, keys, panel);
+      for (std::size_t p = 0; p < 2; ++p)  // what AMX reads beyond the last keys
+        std::memset(w.grad_pairs + (p * kKeys / 2 + (keys + 1) / 2) * kPanel, 0,
+                    (pairs - (keys + 1) / 2) * kPanel * sizeof *w.grad_pairs);
       for (std::size_t c = 0; c < shape.value_width / kPanel; ++c)
-        product<true>(w.rows, kQueryPairs, keys,
+        product<true>(shape.amx, w.rows, kQueryPairs, keys,
                       queries.pairs(queries.grad_pairs, queries.value_panel, head, c, panel), kQueryPairs,
                       dv.row(kv, first) + c * kPanel, static_cast<std::size_t>(dv.row_stride));
       for (std::size_t c = 0; c < shape.key_width / kPanel; ++c)
-        product<true>(w.grad_rows, kQueryPairs, keys,
+        product<true>(shape.amx, w.grad_rows, kQueryPairs, keys,
                       queries.pairs(queries.q_pairs, queries.key_panel, head, c, panel), kQueryPairs,
                       dk.row(kv, first) + c * kPanel, static_cast<std::size_t>(dk.row_stride));
       for (std::size_t p = 0; p < 2; ++p)
-        product<true>(transposed_keys + kv * shape.key_width * key_pairs + first / 2, key_pairs,
-                      shape.key_width, w.grad_pairs + p * kKeys / 2 * kPanel, (keys + 1) / 2,
+        product<true>(shape.amx, transposed_keys + kv * shape.key_width * key_pairs + first / 2, key_pairs,
+                      shape.key_width, w.grad_pairs + p * kKeys / 2 * kPanel, pairs,
                       dq + (in_group * queries.per_head + panel + p) * shape.key_width * kPanel, kPanel);
     }
   }
@@ -163,6 +169,7 @@ struct Work {
   // Every `parts`-th chunk of one head's keys, from chunk `part` on.
   void run(std::size_t kv, std::size_t part, std::size_t parts, float* dq) const {
     static thread_local Weights weights;
+    const TileRegisters registers(shape.amx);
     std::memset(dq, 0, shape.group() * queries.per_head * shape.key_width * kPanel * sizeof *dq);
     for (std::size_t first = part * kKeys; first < shape.keys; first += parts * kKeys) {
       for (std::size_t r = first; r < std::min(first + kKeys, shape.keys); ++r) {

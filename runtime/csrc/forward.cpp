@@ -91,7 +91,9 @@ TC_BF16 void multiply(float* x, std::size_t count, float factor) {
 // Queries [first, first + rows) of one head against all the keys they see.
 TC_BF16 void attend(const Shape& shape, const Packed& packed, View<const Bf16> q, std::size_t head,
                     std::size_t first, std::size_t rows, View<float> out, View<float> lse) {
-  static thread_local Softmax state;
+  static thread_local Softmax own;
+  Softmax& state = own;  // whose address is looked up once
+  const TileRegisters registers(shape.amx);
   const std::size_t kv = head / shape.group();
   const std::size_t last_key = shape.causal ? first + rows : shape.keys;
   const auto* a = reinterpret_cast<const Pair*>(q.row(head, first));
@@ -103,8 +105,8 @@ TC_BF16 void attend(const Shape& shape, const Packed& packed, View<const Bf16> q
   for (std::size_t key = 0; key < last_key; key += kKeys) {
     const std::size_t keys = std::min(kKeys, last_key - key), count = panels(keys);
     for (std::size_t p = 0; p < count; ++p)
-      product<false>(a, static_cast<std::size_t>(q.row_stride / 2), rows, packed.key(kv, key / kPanel + p),
-                     shape.key_width / 2, state.scores + p * kPanel, kKeys);
+      product<false>(shape.amx, a, static_cast<std::size_t>(q.row_stride / 2), rows,
+                     packed.key(kv, key / kPanel + p), shape.key_width / 2, state.scores + p * kPanel, kKeys);
     for (std::size_t r = 0; r < rows; ++r) {
       const std::size_t visible = shape.causal ? first + r + 1 : shape.keys;
       const std::size_t seen = visible > key ? std::min(keys, visible - key) : 0;
@@ -112,7 +114,7 @@ TC_BF16 void attend(const Shape& shape, const Packed& packed, View<const Bf16> q
       if (kept != 1) multiply(out.row(head, first + r), shape.value_width, kept);
     }
     for (std::size_t c = 0; c < shape.value_width / kPanel; ++c)
-      product<true>(reinterpret_cast<const Pair*>(state.weights), kKeys / 2, rows,
+      product<true>(shape.amx, reinterpret_cast<const Pair*>(state.weights), kKeys / 2, rows,
                     packed.value(kv, c, key / kPanel), count * kPanel / 2, out.row(head, first) + c * kPanel,
                     static_cast<std::size_t>(out.row_stride));
   }

@@ -11,6 +11,21 @@ from tiercache.runtime import _attention, native_attention
 from tiercache.runtime.kernels import MASKED, Block, block_backward, block_forward
 
 needs_instructions = pytest.mark.skipif(not _attention.available(), reason="no AVX512-BF16")
+
+
+@pytest.fixture(
+    autouse=True,
+    params=[
+        "avx512",
+        pytest.param("amx", marks=pytest.mark.skipif(not _attention.amx_available(), reason="no AMX")),
+    ],
+)
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every test on each instruction set that the processor has."""
+    monkeypatch.setattr(native_attention, "_amx", lambda: request.param == "amx")
+    return request.param
+
+
 # bf16 keeps 8 bits: weights and their gradients are rounded to 2^-9 before their products, as torch's operator does
 ROUNDING = 2.0**-8
 
@@ -163,6 +178,22 @@ def test_large_scores_neither_overflow_nor_lose_the_largest() -> None:
     assert distance(out, want) < ROUNDING
     assert distance(lse, want_lse) < 1e-6
     assert all(torch.isfinite(x).all() for x in block_backward(grad, q, k, v, out.bfloat16(), lse, block))
+
+
+@needs_instructions
+@pytest.mark.parametrize("rows", [1, 15, 16, 17, 31, 47, 64, 113])
+def test_rows_beyond_the_last_are_neither_read_nor_written(rows: int) -> None:
+    """Blocks of every remainder, cut out of tensors that are not numbers everywhere else."""
+    whole = [torch.full((1, 2, 130, 64), float("nan"), dtype=torch.bfloat16) for _ in range(4)]
+    inner = [x[:, :, 1 : rows + 1] for x in whole]
+    for x, values in zip(inner, tensors((2, 2, rows, rows, 64, 64)), strict=True):
+        x.copy_(values)
+    q, k, v, grad = inner
+    block = Block(0.125, causal=True)
+    out, lse = block_forward(q, k, v, block)
+    results = [out, lse, *block_backward(grad, q, k, v, out.bfloat16(), lse, block)]
+    assert all(torch.isfinite(x).all() for x in results)
+    assert all(torch.isnan(x[:, :, 0]).all() and torch.isnan(x[:, :, rows + 1 :]).all() for x in whole)
 
 
 @needs_instructions
