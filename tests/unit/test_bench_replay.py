@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -69,3 +71,13 @@ def test_a_codec_is_compared_with_the_default_in_turns(bench: Any, quick: bool) 
     assert found["auto_over_default"] == pytest.approx(1.1)
     assert (found["auto_to_disk_bytes"], found["default_to_disk_bytes"]) == (60, 90)
     assert len(jobs.missed_goals(found, codec.codec_goals("auto"))) == 1
+
+
+def test_some_jobs_alone_have_no_fields_and_miss_no_goal(
+    bench: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs, fields = bench("jobs"), bench("replay_fields")
+    arguments = argparse.Namespace(json=tmp_path / "out.json", quick=True, tiny=True)
+    jobs.Results("replay", arguments).finish({}, {"dense": [{"runs": []}]}, fields.GOALS)
+    assert json.loads(arguments.json.read_text())["runs"] == {"dense": [{"runs": []}]}
+    assert "not reached" not in capsys.readouterr().out
