@@ -193,6 +193,7 @@ def main() -> None:
     total, pairs = (512 << 20 if arguments.quick else 2 << 30), 7
     fields: dict[str, Any] = {}
     details: dict[str, Any] = {}
+    arguments.dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=arguments.dir) as name:
         folder = Path(name)
         for label, block in BLOCKS.items():

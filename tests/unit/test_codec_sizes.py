@@ -45,6 +45,25 @@ def test_rows_of_a_segment_more_or_less(rows):
     assert same_bits(decoded(codec, encoded(codec, page, page_key()), page), page)
 
 
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("name", ["window", "exponent", "e4m3", "int8", "int4"])
+def test_large_pages_into_memory_at_any_address(name, threads, path):
+    """Above a mebibyte a decoder may write past the caches, for which memory must lie at a cache line."""
+    page = activations((8 * BLOCK + 65,), seed=5)
+    codec = create_codec(name, instructions=path, threads=threads)
+    payload = encoded(codec, page, page_key())
+    around = torch.full((len(page) + 160,), 7.0, dtype=page.dtype)
+    line = -around.data_ptr() % 64 // 2
+    for start in (line, line + 1, line + 31, line + 32):
+        around.fill_(7.0)
+        codec.decode(payload, around[start : start + len(page)])
+        assert same_bits(around[start : start + len(page)], decoded(codec, payload, page))
+        assert same_bits(around[start : start + len(page)], page) or not codec.lossless
+        assert (around[:start] == 7).all()
+        assert (around[start + len(page) :] == 7).all()
+
+
 def filled(num_bytes):
     """A page of real tiles, and the tile."""
     tile = activations((1024, 1024)).view(-1)

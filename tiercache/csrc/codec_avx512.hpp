@@ -51,11 +51,18 @@ TC_INLINE Bytes64 split64(const std::uint16_t* x) {
   return {_mm512_permutex2var_epi8(low, odd, high), _mm512_permutex2var_epi8(low, even, high)};
 }
 
-TC_INLINE void merge64(__m512i exponents, __m512i rest, std::uint16_t* x) {
+// With `stream`, past the caches: x lies at a cache line then.
+TC_INLINE void merge64(__m512i exponents, __m512i rest, std::uint16_t* x, bool stream) {
   const __m512i a = _mm512_permutex2var_epi8(rest, _mm512_load_si512(kInterleaveLow.at), exponents);
   const __m512i b = _mm512_permutex2var_epi8(rest, _mm512_load_si512(kInterleaveHigh.at), exponents);
-  _mm512_storeu_si512(x, _mm512_shldi_epi16(a, a, 15));
-  _mm512_storeu_si512(x + 32, _mm512_shldi_epi16(b, b, 15));
+  const __m512i low = _mm512_shldi_epi16(a, a, 15), high = _mm512_shldi_epi16(b, b, 15);
+  if (stream) {
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(x), low);
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(x + 32), high);
+  } else {
+    _mm512_storeu_si512(x, low);
+    _mm512_storeu_si512(x + 32, high);
+  }
 }
 
 }  // namespace

@@ -108,11 +108,13 @@ void exponent_decode(const std::uint8_t* body, std::size_t size, std::uint16_t* 
     offsets[b + 1] = offsets[b] + load<std::uint32_t>(body + 4 * b);
   if (offsets.back() != size - 2 * grid.tail)
     throw Malformed("exponent payload: blocks don't add up to its size");
+  const bool stream = streams(x, n * sizeof *x);
   for_each(grid.num_blocks, threads, [&](std::size_t b) {
     const std::uint8_t* means =
         body + 4 * grid.num_blocks + b / grid.segment_blocks * grid.segment_bytes(table.prediction);
     decode_block(body + offsets[b], offsets[b + 1] - offsets[b], size - offsets[b], x + grid.begin(b),
-                 grid.rows(b), cols, table, means, k);
+                 grid.rows(b), cols, table, means, k, stream);
+    if (stream) stream_fence();
   });
   if (grid.tail != 0) std::memcpy(x + n - grid.tail, body + size - 2 * grid.tail, 2 * grid.tail);
 }

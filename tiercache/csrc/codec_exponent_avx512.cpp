@@ -221,7 +221,7 @@ TC_TARGET bool decode_first(const DecodeSource& source, const BlockShape& shape,
     const std::uint64_t escaped = _mm512_cmpeq_epi8_mask(ranks, escape_rank);
     e = _mm512_mask_expand_epi8(e, escaped, _mm512_loadu_si512(escapes));
     escapes += _mm_popcnt_u64(escaped);
-    merge64(e, _mm512_loadu_si512(source.rest + v * kVector), x + v * kVector);
+    merge64(e, _mm512_loadu_si512(source.rest + v * kVector), x + v * kVector, source.stream);
     if ((col += kVector) == shape.cols) {
       col = 0;
       ++row;

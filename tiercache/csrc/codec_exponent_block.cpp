@@ -196,7 +196,7 @@ std::size_t encode_block(const std::uint16_t* x, std::size_t rows, std::size_t c
 
 void decode_block(const std::uint8_t* block, std::size_t size, std::size_t readable, std::uint16_t* x,
                   std::size_t rows, std::size_t cols, const ExponentTable& table, const std::uint8_t* means,
-                  const ExponentKernels& k) {
+                  const ExponentKernels& k, bool stream) {
   const std::size_t n = rows * cols;
   if (size == 0) throw Malformed("exponent payload: an empty block");
   if (block[0] == 0) {
@@ -207,7 +207,8 @@ void decode_block(const std::uint8_t* block, std::size_t size, std::size_t reada
   Scratch& s = scratch();
   const BlockLayout at(table, rows, n);
   if (block[0] != 1 || size < at.planes) throw Malformed("exponent payload: an unknown block");
-  DecodeSource source{block + at.rest, {}, nullptr, load<std::uint32_t>(block + 2), {s.work[0], s.work[1]}};
+  DecodeSource source{block + at.rest,        {},    nullptr, load<std::uint32_t>(block + 2),
+                      {s.work[0], s.work[1]}, stream};
   std::size_t coded = source.num_escapes;
   std::uint32_t most = load<std::uint32_t>(block + 2);
   for (std::size_t l = 0; l < at.levels; ++l) {

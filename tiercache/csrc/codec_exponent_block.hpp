@@ -63,10 +63,11 @@ std::size_t encode_block(const std::uint16_t* x, std::size_t rows, std::size_t c
                          const ExponentTable& table, const std::uint8_t* means, std::uint8_t* out,
                          const ExponentKernels& k, Sampling sampling, Counts* counts);
 
-// `readable` bytes from `block` on are the page's own. Throws Malformed.
+// `readable` bytes from `block` on are the page's own. With `stream` a path may write past the caches, for
+// the caller to fence. Throws Malformed.
 void decode_block(const std::uint8_t* block, std::size_t size, std::size_t readable, std::uint16_t* x,
                   std::size_t rows, std::size_t cols, const ExponentTable& table, const std::uint8_t* means,
-                  const ExponentKernels& k);
+                  const ExponentKernels& k, bool stream);
 
 // Adds a block's sampled exponents against their predictions to `counts`.
 void count_block(const std::uint16_t* x, std::size_t rows, std::size_t cols, Prediction prediction,

@@ -58,6 +58,7 @@ struct DecodeSource {
   const std::uint8_t* escapes;
   std::size_t num_escapes;
   Work work;
+  bool stream;  // write past the caches; the caller fences
 };
 
 struct ExponentKernels {

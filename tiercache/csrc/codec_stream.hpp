@@ -27,7 +27,14 @@ inline void stream_copy(std::uint8_t* to, const std::uint8_t* from, std::size_t 
   if (size != 0) std::memcpy(to, from, size);
 }
 
-// After this, other threads and devices see what was copied.
+// Whether a decoder had better write a page past the caches: one that would fill them and lies at a cache
+// line.
+inline bool streams(const void* to, std::size_t bytes) {
+  constexpr std::size_t kLarge = std::size_t{1} << 20U;
+  return bytes >= kLarge && reinterpret_cast<std::uintptr_t>(to) % 64 == 0;
+}
+
+// After this, other threads and devices see what was written past the caches.
 inline void stream_fence() {
 #if defined(__x86_64__)
   _mm_sfence();

@@ -1,6 +1,7 @@
 #if defined(__x86_64__)
 #include "codec_avx512.hpp"
 #include "codec_base.hpp"
+#include "codec_stream.hpp"
 #include "codec_window_kernels.hpp"
 
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12 warns of its own undefined-vector helpers
@@ -62,6 +63,8 @@ TC_TARGET std::size_t encode(const std::uint16_t* x, std::uint8_t* body, WindowL
 
 TC_TARGET bool decode(const std::uint8_t* body, WindowLayout at, std::size_t begin, std::size_t end,
                       const std::uint8_t* escapes, std::size_t num_escapes, std::uint16_t* x) {
+  constexpr std::size_t kAhead = 32;  // groups
+  const bool stream = streams(x, at.groups * kGroup * sizeof *x);
   std::size_t used = 0;
   for (std::size_t g = begin; g < end; ++g) {
     const std::uint8_t* planes = body + at.planes() + g * 24;
@@ -85,8 +88,12 @@ TC_TARGET bool decode(const std::uint8_t* body, WindowLayout at, std::size_t beg
       e = _mm512_mask_expand_epi8(e, escaped, some);
       used += count;
     }
-    merge64(e, _mm512_loadu_si512(body + at.rest() + g * kGroup), x + g * kGroup);
+    const std::uint8_t* rest = body + at.rest() + g * kGroup;
+    __builtin_prefetch(rest + kAhead * kGroup);
+    __builtin_prefetch(planes + kAhead * 24);
+    merge64(e, _mm512_loadu_si512(rest), x + g * kGroup, stream);
   }
+  stream_fence();
   return used == num_escapes;
 }
 
