@@ -16,11 +16,13 @@ class UnpackOrder:
         learned: sequence numbers in the order in which an earlier graph of the same step asked for them.
 
     Attributes:
-        observed: sequence numbers in the order in which they were asked for.
+        observed: sequence numbers in the order in which they were first asked for. What is asked for again is still
+            there: an operator's output that the next one saved too is asked for by both.
     """
 
     def __init__(self, learned: list[int] | None = None) -> None:
         self.observed: list[int] = []
+        self._seen: set[int] = set()
         self._after = dict(pairwise(learned or ()))
         self._step = -1
         self._stored: list[int] = []
@@ -38,15 +40,16 @@ class UnpackOrder:
 
     def note(self, sequence: int) -> None:
         """A storage was asked for."""
+        if sequence in self._seen:
+            return
         if self.observed:
             last = self.observed[-1]
-            if sequence == last:
-                return
             if self._after.get(last) != sequence:
                 # What an earlier graph did does not hold here.
                 self._after.pop(last, None)
                 self._step = 1 if sequence > last else -1
         self.observed.append(sequence)
+        self._seen.add(sequence)
 
     def upcoming(self, sequence: int, count: int) -> list[int]:
         """Up to `count` stored storages that will be asked for after this one, soonest first."""

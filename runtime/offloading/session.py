@@ -171,10 +171,10 @@ class Session:
                 self.order.remove(saved.sequence)
                 del self._there[saved.sequence]
                 saved.state = MOVING
-        if saved.state == MOVING:
-            tensor = self._bring_back(saved, view)
         if ahead:
             self._store.prefetch(ahead)
+        if saved.state == MOVING:
+            tensor = self._bring_back(saved, view)
         self._collect()
         self._move_excess()
         return tensor
