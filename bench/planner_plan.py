@@ -18,7 +18,7 @@ BUDGETS: dict[str, dict[str, str]] = {
     "roomy": {"device": "8GiB"},
     "spilling": {"device": "64MiB", "host": "256MiB", "disk_capacity": "8GiB"},
 }
-THROTTLED = {"shape": "half", "device": "64MiB", "host": "256MiB"}
+THROTTLED = {"shape": "half", "device": "64MiB", "host": "96MiB"}
 """The step over a slow disk tier, which takes what these budgets do not."""
 DENSE_ROWS = 1
 

@@ -13,6 +13,7 @@ from replay_workload import Shape, load_weights, make_rows, mean_loss
 
 import tiercache
 from tiercache.cli.peak_memory import PeakMemory
+from tiercache.errors import ConfigError
 from tiercache.testing import FaultTier, MemoryTier
 
 SHARE = 0.8
@@ -91,6 +92,12 @@ def run_throttled(job: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def rate_for(free: dict[str, Any]) -> float:
     """Bytes a second at which a run's transfers take SHARE of its compute, from the run without a limit."""
+    if not free["throttled_bytes"]:
+        raise ConfigError(
+            "throttled step: nothing went to the disk tier, so nothing can hide",
+            got=f"moved {free['bytes_moved']}",
+            remedy="lower THROTTLED's budgets of device and host",
+        )
     return free["throttled_bytes"] / (SHARE * (free["seconds"] - free["stall_s"]))
 
 

@@ -28,8 +28,8 @@ class StepReport:
         kept: captured nodes by what they left for their pop, as in `prefix_activations`.
         reasons: why, of the last node of each.
         seconds: wall time by visit kind, and of "total".
-        stall_s: seconds in which a read had to wait.
-        put_stall_s: seconds in which puts and sums had to wait for room.
+        stall_s: seconds in which a read or take had to wait for its page.
+        put_stall_s: seconds in which puts and sums had to wait, for room or for a sum to come up.
         bytes_moved: traffic of the step by direction, as in "device->host".
         bytes_peak: most bytes in use in each tier since the store was opened.
         hits, reads: reads of pages, and those that found theirs on the device.

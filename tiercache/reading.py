@@ -11,6 +11,7 @@ from tiercache.lease import Lease
 from tiercache.placement import Books
 from tiercache.promote import Promotion
 from tiercache.room import Room
+from tiercache.stalls import stalling
 
 
 class Leases:
@@ -80,9 +81,8 @@ class Leases:
             TierFullError: the device has no room for it.
         """
         books = self._books
-        start_s = books.clock.now()
-        deadline = start_s + self._timeout_s
-        try:
+        deadline = books.clock.now() + self._timeout_s
+        with stalling(books, "read", key):
             while True:
                 with books.changed:
                     entry, rise = self._look(key, deadline)
@@ -94,12 +94,6 @@ class Leases:
                 with books.changed:
                     books.check_open()
                     return self._enlist(entry, place)
-        finally:
-            with books.changed:
-                end_s = books.clock.now()
-                books.counts.stall_s += end_s - start_s
-                if books.timeline is not None:
-                    books.timeline.stalled("read", str(key), start_s, end_s)
 
     def _look(self, key: PageKey, deadline: float) -> tuple[Entry, Rise | None]:
         """Waits until the page is on the device (None) or this thread must bring it up (a started rise)."""

@@ -21,8 +21,8 @@ class Stats:
         pages: pages that exist now.
         hits: reads that found their page on the device.
         misses: reads that had to bring their page up themselves or wait for it.
-        stall_s: seconds that reads waited.
-        put_stall_s: seconds that puts and sums waited for room.
+        stall_s: seconds that reads and takes waited for their page.
+        put_stall_s: seconds that puts and sums waited, for room or for a sum to come up.
         prefetches: pages brought up ahead of use.
         prefetches_used: of those, pages that were then read.
         deviations: accesses that were not the next one of the plan that is followed.

@@ -10,6 +10,7 @@ from tiercache.payload import as_tensor, is_addressable
 from tiercache.placement import Books
 from tiercache.promote import Promotion
 from tiercache.room import Room
+from tiercache.stalls import stalling
 from tiercache.taking import idle_entry
 from tiercache.transfer import Transfer
 
@@ -49,7 +50,7 @@ class Sums:
         books = self._books
         while True:
             with books.changed:
-                entry = idle_entry(books, key, f"accumulate {key}", deadline)
+                entry = idle_entry(books, key, "accumulate", deadline)
                 if entry is None:
                     entry, level = self._new(key, tensor), -1
                 else:
@@ -140,6 +141,13 @@ class Sums:
                 place = books.reserve(level, entry.num_bytes)
                 if place is not None:
                     return level, place
+        with stalling(books, "accumulate", entry.key):
+            return self._wait_for_room(entry, tensor, addend, deadline)
+
+    def _wait_for_room(
+        self, entry: Entry, tensor: torch.Tensor, addend: torch.Tensor | None, deadline: float
+    ) -> tuple[int, Place] | None:
+        levels = self._in_place if addend is not None else [0]
         if addend is tensor:
             return self._make_room(entry, deadline)
         # Of a device's tensor. Once it is staged, eviction on the device has failed already.
@@ -198,12 +206,13 @@ class Sums:
         """Brings a sum up from where it cannot be added to, and lets others at it again."""
         books = self._books
         try:
-            level, place = self._make_room(entry, deadline)
-            with books.changed:
-                rise = Rise(level)
-                rise.place, rise.started = place, True
-                entry.rise = rise
-            self._promotion.lift(entry, rise, deadline, keep=False)
+            with stalling(books, "accumulate", entry.key):
+                level, place = self._make_room(entry, deadline)
+                with books.changed:
+                    rise = Rise(level)
+                    rise.place, rise.started = place, True
+                    entry.rise = rise
+                self._promotion.lift(entry, rise, deadline, keep=False)
         finally:
             with books.changed:
                 self._settle(entry)

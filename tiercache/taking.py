@@ -8,15 +8,17 @@ from tiercache.entry import Entry, PageKey
 from tiercache.errors import PageMissingError, PageStateError
 from tiercache.placement import Books
 from tiercache.promote import Promotion
+from tiercache.stalls import count_stall, stalling
 
 
-def idle_entry(books: Books, key: PageKey, what: str, deadline: float) -> Entry | None:
-    """The page's entry once no thread changes or moves it; None when absent. The lock is held.
+def idle_entry(books: Books, key: PageKey, operation: str, deadline: float) -> Entry | None:
+    """The page's entry once no thread changes or moves it, the wait counted; None when absent. The lock is held.
 
     Raises:
         PageStateError: the page is leased.
         StoreTimeoutError: it was still in use at the deadline.
     """
+    what = f"{operation} {key}"
     while True:
         entry = books.table.get(key)
         if entry is None:
@@ -30,7 +32,11 @@ def idle_entry(books: Books, key: PageKey, what: str, deadline: float) -> Entry 
         if rise is not None and not rise.started:
             books.abandon(entry, rise, PageStateError(f"{what}: changed before it came up"))
             continue
-        books.wait(deadline, what)
+        start_s = books.clock.now()
+        try:
+            books.wait(deadline, what)
+        finally:
+            count_stall(books, operation, key, start_s)
 
 
 class HandOver:
@@ -46,7 +52,7 @@ class HandOver:
         books = self._books
         deadline = books.clock.now() + self._timeout_s
         with books.changed:
-            entry = idle_entry(books, key, f"take {key}", deadline)
+            entry = idle_entry(books, key, "take", deadline)
             if entry is None:
                 return None
             level = entry.source()
@@ -97,7 +103,10 @@ class HandOver:
             finally:
                 with books.changed:
                     books.unpin(entry, place, 0, copy=True)
-        with self._promotion.origin(entry, 0, deadline) as origin:
+        with (
+            stalling(books, "take", entry.key),
+            self._promotion.origin(entry, 0, deadline) as origin,
+        ):
             loose = False
             try:
                 tensor, ready, loose = self._promotion.fetch(entry, origin, deadline)

@@ -10,6 +10,7 @@ from tiercache.entry import Entry, PageKey, Place
 from tiercache.errors import InputError, PageStateError, TierFullError
 from tiercache.keeper import Keeper
 from tiercache.payload import Source
+from tiercache.stalls import stalling
 from tiercache.transfer import Transfer, is_plain
 
 
@@ -97,23 +98,17 @@ class Puts:
     def _make_room(self, entry: Entry, tensor: torch.Tensor) -> Place | None:
         """Room on the device; None after the page went straight to a tier below, where demotion can't make any."""
         books = self._books
-        start_s = books.clock.now()
-        deadline = start_s + self._timeout_s
-        try:
-            if entry.refused and self._put_refused(entry, tensor, deadline):
+        deadline = books.clock.now() + self._timeout_s
+        with stalling(books, "put", entry.key):
+            try:
+                if entry.refused and self._put_refused(entry, tensor, deadline):
+                    return None
+                place = self._demotion.room.acquire(0, entry.num_bytes, f"put {entry.key}", deadline)
+            except TierFullError as full:
+                if books.last == 0:
+                    raise
+                self._put_below(entry, tensor, deadline, full)
                 return None
-            place = self._demotion.room.acquire(0, entry.num_bytes, f"put {entry.key}", deadline)
-        except TierFullError as full:
-            if books.last == 0:
-                raise
-            self._put_below(entry, tensor, deadline, full)
-            return None
-        finally:
-            with books.changed:
-                end_s = books.clock.now()
-                books.counts.put_stall_s += end_s - start_s
-                if books.timeline is not None:
-                    books.timeline.stalled("put", str(entry.key), start_s, end_s)
         with books.changed:
             if entry.dead:
                 books.release_room(0, place)

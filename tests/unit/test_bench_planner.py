@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tiercache.errors import ConfigError
+
 SECONDS = {"all": 10.0, "attention": 12.0, "layer_inputs": 13.0, "recompute": 14.0, "auto": 10.2}
 
 
@@ -92,3 +94,10 @@ def test_a_step_is_planned_from_a_profile(bench: Any, toy: Path, monkeypatch: py
     found = predict.predict({"steps": steps, "seconds": 0.001}, toy)["predicted"]["one"]
     assert found["seconds"] == pytest.approx(sum(found["phases"].values()))
     assert found["peak_bytes"] > 0
+
+
+def test_a_step_that_never_reaches_the_slow_tier_is_refused(bench: Any) -> None:
+    with pytest.raises(ConfigError, match="nothing went to the disk tier"):
+        bench("planner_throttle").rate_for(
+            {"throttled_bytes": 0, "bytes_moved": {}, "seconds": 1.0, "stall_s": 0.0}
+        )
