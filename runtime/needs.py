@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tiercache.entry import PageKey
 from tiercache.errors import TierCacheError, TierFullError
 from tiercache.plan import AccessPlan
 from tiercache.runtime.probe import Shape
@@ -14,23 +13,15 @@ from tiercache.runtime.states import is_state
 def least_bytes(plan: AccessPlan) -> tuple[int, int]:
     """The least that all tiers together, and the device alone, must hold for a plan to be carried out.
 
-    Pages that may be dropped, and the tensors of whole graphs, whose sizes are known only once they are there, aren't
-    counted. On the device the two pages that an attention reads at once must fit.
+    What counts is what `AccessPlan.live_bytes` says. On the device the two pages that an attention reads at once must
+    fit.
     """
-    live: dict[PageKey, int] = {}
-    total = most = most_read = last_read = 0
+    most_read = last_read = 0
     for access in plan.accesses:
-        if access.operation in ("put", "accumulate"):
-            if access.key not in live and access.recompute_s is None and access.key.kind != "saved_tensor":
-                live[access.key] = access.num_bytes
-                total += access.num_bytes
-                most = max(most, total)
-        elif access.operation != "read":
-            total -= live.pop(access.key, 0)
         is_pair = access.operation == "read" and access.key.kind in ("value", "rotary_key")
         most_read = max(most_read, access.num_bytes + (last_read if is_pair else 0))
         last_read = access.num_bytes if access.operation == "read" else 0
-    return most, most_read
+    return max(plan.live_bytes(), default=0), most_read
 
 
 def least_device_bytes(shape: Shape, node_tokens: int) -> int:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from tiercache.demote import Demotion
-from tiercache.entry import Entry
+from tiercache.entry import Entry, Place
 from tiercache.transfer import Transfer
 
-# The share of a tier that is kept free or clean, and the seconds of rest after a copy that failed.
+# The shares of a tier that are kept free or clean, and that are looked at first; seconds of rest after a failed copy.
 _HEADROOM = 4
+_FIRST_LOOK = 16
 _PAUSES_S = (0.1, 30.0)
 
 
 class Cleaner:
     """Keeps the next victims of every tier clean, so that evicting them is dropping them.
 
-    Only while a tier is nearly full: nothing is written as long as the budget has room. Sums are left alone:
-    they change, so a copy would be wasted.
+    Only while a tier is nearly full: nothing is written as long as the budget has room. Where a plan says how much will
+    have to go to the lowest tier, that may go at once: a drive that rests while the tiers above it fill is
+    waited for later. Sums are left alone: they change, so a copy would be wasted.
     """
 
     def __init__(self, transfer: Transfer, demotion: Demotion, timeout_s: float) -> None:
@@ -37,8 +39,14 @@ class Cleaner:
         self._running[level] = self._transfer.threads.submit(lambda: self._run(level), up=False)
 
     def _short_bytes(self, level: int) -> int:
-        """Bytes that the free room lacks to be the headroom."""
-        return self._books.tiers[level].capacity_bytes // _HEADROOM - self._books.free_bytes(level)
+        """Bytes of the next victims that should be clean: what free room lacks to be the headroom, or more by plan."""
+        books = self._books
+        tiers = books.tiers[: level + 1]
+        short = tiers[level].capacity_bytes // _HEADROOM - books.free_bytes(level)
+        if level < books.last - 1:
+            return short
+        above_bytes = sum(tier.capacity_bytes for tier in tiers)
+        return max(short, books.bytes_to_leave(above_bytes, sum(tier.used_bytes for tier in tiers)))
 
     def _run(self, level: int) -> None:
         books = self._books
@@ -64,18 +72,27 @@ class Cleaner:
         short = self._short_bytes(level)
         if books.closed or short <= 0:
             return None
-        for number in books.policies[level].victims(short):
-            entry: Entry | None = books.by_id[number]
-            if entry is None or entry.is_sum or entry.busy or entry.dead or not entry.visible:
-                continue
-            place = entry.valid_place(level)
-            if (
-                place is None
-                or place.pins
-                or entry.has_other_copy(level)
-                or books.is_cheaper_again(entry, level)
-            ):
-                continue
-            books.pin(entry, place, level, copy=True)
-            return entry
-        return None
+        # A policy names victims of all the bytes that it is asked for, or none: so it is asked for few first.
+        need, seen = max(1, books.tiers[level].capacity_bytes // _FIRST_LOOK), 0
+        while True:
+            victims = books.policies[level].victims(min(need, short))
+            for number in victims[seen:]:
+                entry: Entry | None = books.by_id[number]
+                place = entry.valid_place(level) if entry is not None else None
+                if entry is not None and place is not None and self._is_worth_it(entry, place, level):
+                    books.pin(entry, place, level, copy=True)
+                    return entry
+            if need >= short or not victims:
+                return None
+            need, seen = 2 * need, len(victims)
+
+    def _is_worth_it(self, entry: Entry, place: Place, level: int) -> bool:
+        return not (
+            entry.is_sum
+            or entry.busy
+            or entry.dead
+            or not entry.visible
+            or place.pins
+            or entry.has_other_copy(level)
+            or self._books.is_cheaper_again(entry, level)
+        )

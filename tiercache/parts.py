@@ -137,6 +137,7 @@ def create_parts(
     promotion = Promotion(transfer, room)
     accesses = Accesses(transfer, room, promotion, trace, start_s, timeout_s)
     books.recompute_s = accesses.recompute_s
+    books.bytes_to_leave = accesses.bytes_to_leave
     books.on_publish = Cleaner(transfer, demotion, timeout_s).poke
     leases, loans = Leases(books, room, promotion, timeout_s), Loans(books, room)
     discards = Discards(books)

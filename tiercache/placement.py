@@ -20,6 +20,11 @@ def _kept(_: PageKey) -> None:
     """Every page must be kept, as far as no plan says otherwise."""
 
 
+def _stays(_above_bytes: int, _used_bytes: int) -> int:
+    """Nothing has to leave, as far as no plan says otherwise."""
+    return 0
+
+
 class Books(Monitor):
     """Entries, places, pins and budgets of all tiers.
 
@@ -35,6 +40,7 @@ class Books(Monitor):
         on_publish: called with the level after a place became valid.
         on_bury: called with an entry that is about to leave the table.
         recompute_s: seconds to compute a page again, as a plan says; None for one that must be kept.
+        bytes_to_leave: by how much a plan will overflow the upper tiers: `Follower.bytes_to_leave`.
         pace: of the run and of copies.
         timeline: where copies and stalls are noted, if they are.
     """
@@ -62,6 +68,7 @@ class Books(Monitor):
         self.on_publish: Callable[[int], None] | None = None
         self.on_bury: Callable[[Entry], None] | None = None
         self.recompute_s: Callable[[PageKey], float | None] = _kept
+        self.bytes_to_leave: Callable[[int, int], int] = _stays
         self.pace = Pace()
         self.timeline: Timeline | None = None
         self.counts = Stats(bytes_peak={tier.name: 0 for tier in tiers})

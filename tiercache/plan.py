@@ -40,5 +40,24 @@ class AccessPlan:
         """Appends one access."""
         self.accesses.append(Access(operation, key, num_bytes, recompute_s))
 
+    def live_bytes(self) -> list[int]:
+        """Bytes of the pages that must be kept after each access.
+
+        Pages that may be dropped don't count, nor the tensors of whole graphs, whose sizes are known only once they are
+        there.
+        """
+        live: dict[PageKey, int] = {}
+        total, after = 0, []
+        for access in self.accesses:
+            if access.operation in ("put", "accumulate"):
+                must = access.recompute_s is None and access.key.kind != "saved_tensor"
+                if must and access.key not in live:
+                    live[access.key] = access.num_bytes
+                    total += access.num_bytes
+            elif access.operation != "read":
+                total -= live.pop(access.key, 0)
+            after.append(total)
+        return after
+
     def __len__(self) -> int:
         return len(self.accesses)

@@ -48,3 +48,41 @@ def test_pages_do_not_push_each_other_out_for_ever(
         assert _moved(store) == settled, "copies go on although nothing is asked of the store"
         assert settled <= 3 * pages * PAGE
         store.check_integrity()
+
+
+def test_what_a_plan_will_push_out_is_written_while_there_is_room(tmp_path: Path) -> None:
+    """A drive that rests while host memory fills is waited for later: half of the pages must be on it in the end."""
+    pages, room = 16, 2 * (PAGE + 512)
+    plan = AccessPlan([Access(o, _key(n), PAGE) for o in ("put", "read") for n in range(pages)])
+    with open_store(
+        2 * PAGE, host=6 * room + 4096, staging=4096, disk=tmp_path, disk_capacity="64MiB"
+    ) as store:
+        moved = []
+        for followed in (None, plan):
+            store.follow(followed)
+            for number in range(pages // 2):
+                store.put(_key(number), torch.full((PAGE,), number, dtype=torch.uint8))
+            deadline = time.monotonic() + 10
+            while (
+                followed and not store.stats().bytes_moved.get("host->disk") and time.monotonic() < deadline
+            ):
+                time.sleep(0.01)
+            moved.append(store.stats().bytes_moved.get("host->disk", 0))
+            for number in range(pages // 2):
+                store.discard([_key(number)])
+        assert moved[0] == 0, "host memory had room, and nothing was known of more"
+        assert PAGE <= moved[1] <= pages * PAGE
+        store.check_integrity()
+
+
+def test_live_bytes_are_what_a_plan_holds_after_each_access() -> None:
+    kept, summed, dropped = _key(0), _key(1), _key(2)
+    plan = AccessPlan()
+    plan.add("put", kept, 10)
+    plan.add("put", dropped, 100, recompute_s=1.0)
+    plan.add("accumulate", summed, 20)
+    plan.add("accumulate", summed, 20)
+    plan.add("read", kept, 10)
+    plan.add("take", summed, 20)
+    plan.add("discard", kept)
+    assert plan.live_bytes() == [10, 10, 30, 30, 30, 10, 0]
