@@ -95,13 +95,19 @@ class Costs:
         return total
 
     def seconds(self, kept: KeptActivations, num_tokens: int, start: int) -> float:
-        """What pop computes a second time, and what keeping the rest on the device costs."""
+        """What pop computes a second time, and what keeping the rest on the device costs.
+
+        What is kept stays beside all that comes after it, so it takes memory that the process did not have; what is
+        computed again whole takes as much when it is.
+        """
         forward_s, attention_s = self.forward_s(num_tokens, start)
         num_bytes, num_pages = self.kept(kept, num_tokens)
         again_s = {"all": 0.0, "attention": forward_s - attention_s}.get(kept, forward_s)
         # what is handed over whole is not copied
         copy_s = 0.0 if kept == "all" else 2.0 * num_bytes / self.profile.memory_bytes_per_s
-        return again_s + copy_s + num_pages * _CALL_S
+        whole = num_tokens * self.shape.activation_bytes_per_token
+        fresh_s = (whole if kept == "recompute" else num_bytes) * self.profile.fresh_s_per_byte
+        return again_s + copy_s + fresh_s + num_pages * _CALL_S
 
 
 Live = Literal["path", "tree", "nothing"]

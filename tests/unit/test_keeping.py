@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import replace
 
 import dense
 import numpy as np
@@ -66,6 +67,13 @@ def test_with_room_on_the_device_the_whole_graph_is_kept(costs):
     assert [found[n].kept for n in (0, 1)] == ["all", "all"]
     assert "device" in found[0].reason
     assert found[1].saved_s > found[0].saved_s > 0
+
+
+@pytest.mark.parametrize(("fresh_s_per_byte", "kept"), [(0.0, "all"), (1.0, "layer_inputs")])
+def test_memory_that_is_dear_to_get_is_not_filled_with_graphs(costs, fresh_s_per_byte, kept):
+    dear = replace(costs, profile=replace(costs.profile, fresh_s_per_byte=fresh_s_per_byte))
+    for live in (0, 1 << 40):  # a node that is computed again whole takes as much memory as one that was kept
+        assert choose(chain(30), dear, Room("device", 1 << 40), max_live_bytes=live)[0].kept == kept
 
 
 def test_where_room_is_scarce_it_goes_to_the_node_that_is_dearest_to_recompute(costs):
