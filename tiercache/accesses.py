@@ -91,9 +91,9 @@ class Accesses:
             with self._books.changed:
                 self._records = [other for other in self._records if other is not record]
 
-    def bytes_to_leave(self, above_bytes: int, used_bytes: int) -> int:
+    def bytes_to_leave(self, above_bytes: int) -> int:
         """By how much the plan will overflow the upper tiers: `Follower.bytes_to_leave`."""
-        return self._follower.bytes_to_leave(above_bytes, used_bytes)
+        return self._follower.bytes_to_leave(above_bytes)
 
     def follow(self, plan: AccessPlan | None) -> None:
         """Makes a plan's accesses the known future; None ends that."""

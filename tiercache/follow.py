@@ -43,8 +43,8 @@ class Follower:
         self._retry_at = 0
         self._recompute_s: dict[PageKey, float] = {}
         self.active = plan is not None
-        self._live_bytes = [0, *plan.live_bytes()] if plan is not None else [0]
-        self._most_bytes = list(accumulate(reversed(self._live_bytes), max))[::-1]
+        live_bytes = [0, *plan.live_bytes()] if plan is not None else [0]
+        self._most_bytes = list(accumulate(reversed(live_bytes), max))[::-1]
         for position, access in enumerate(self._accesses):
             self._at.setdefault((access.operation, access.key), []).append(position)
             if access.operation in ("read", "accumulate", "take"):
@@ -56,15 +56,9 @@ class Follower:
         """Seconds to compute a page again; None for one that must be kept."""
         return self._recompute_s.get(key)
 
-    def bytes_to_leave(self, above_bytes: int, used_bytes: int) -> int:
-        """Bytes that the plan will have pushed out of tiers of `above_bytes`, beyond what has left them.
-
-        Args:
-            above_bytes: what these tiers hold at the most.
-            used_bytes: what they hold.
-        """
-        gone_bytes = max(0, self._live_bytes[self._cursor] - used_bytes)
-        return max(0, self._most_bytes[self._cursor] - above_bytes - gone_bytes)
+    def bytes_to_leave(self, above_bytes: int) -> int:
+        """Bytes of pages that the plan will have pushed out of tiers that hold `above_bytes`."""
+        return max(0, self._most_bytes[self._cursor] - above_bytes)
 
     def begin(self, books: Books) -> None:
         """Tells the policies this plan's next uses in place of another's."""

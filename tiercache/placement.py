@@ -20,7 +20,7 @@ def _kept(_: PageKey) -> None:
     """Every page must be kept, as far as no plan says otherwise."""
 
 
-def _stays(_above_bytes: int, _used_bytes: int) -> int:
+def _stays(_above_bytes: int) -> int:
     """Nothing has to leave, as far as no plan says otherwise."""
     return 0
 
@@ -68,7 +68,7 @@ class Books(Monitor):
         self.on_publish: Callable[[int], None] | None = None
         self.on_bury: Callable[[Entry], None] | None = None
         self.recompute_s: Callable[[PageKey], float | None] = _kept
-        self.bytes_to_leave: Callable[[int, int], int] = _stays
+        self.bytes_to_leave: Callable[[int], int] = _stays
         self.pace = Pace()
         self.timeline: Timeline | None = None
         self.counts = Stats(bytes_peak={tier.name: 0 for tier in tiers})

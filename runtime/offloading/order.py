@@ -59,7 +59,7 @@ class UnpackOrder:
             following = self._after.get(at)
             if following is None:
                 following = self._neighbour(at)
-            if following is None or following in found or len(found) == count:
+            if following in (None, sequence) or following in found or len(found) == count:
                 break
             at = following
             place = bisect_left(self._stored, at)

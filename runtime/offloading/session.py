@@ -165,23 +165,27 @@ class Session:
                 if not self._changed.wait(self._store.config.timeout_s):
                     raise StoreTimeoutError(f"unpack {self._key(saved)}: another thread moves it")
             ahead = self._ahead(saved)
-            if saved.state == RESIDENT:
+            resident = saved.state == RESIDENT
+            if resident:
                 tensor = saved.tensor(view)
             else:
                 self.order.remove(saved.sequence)
                 del self._there[saved.sequence]
                 saved.state = MOVING
-        if ahead:
+        if not resident:
+            tensor = self._bring_back(saved, view, ahead)
+        elif ahead:
             self._store.prefetch(ahead)
-        if saved.state == MOVING:
-            tensor = self._bring_back(saved, view)
         self._collect()
         self._move_excess()
         return tensor
 
-    def _bring_back(self, saved: SavedStorage, view: View) -> torch.Tensor:
+    def _bring_back(self, saved: SavedStorage, view: View, ahead: list[PageKey]) -> torch.Tensor:
+        """The tensor of a view whose storage this thread marked as moving; the next ones are asked for first."""
         try:
             view.check(view.seen)
+            if ahead:
+                self._store.prefetch(ahead)
             page = self._store.take(self._key(saved))
             if page is None:
                 raise PageMissingError(
