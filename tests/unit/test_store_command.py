@@ -262,6 +262,7 @@ KILLED = """
 import os, random, signal, sys, time
 from tiercache.cli import main
 from disk_pages import *
+from tiercache.tiers.disk_reader import DiskReader
 root, command = sys.argv[1:3]
 for seed in range(8):
     child = os.fork()
@@ -273,6 +274,9 @@ for seed in range(8):
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     assert main(["store", "verify", root]) == 0
+    reader = DiskReader(root)
+    assert command == "gc" or reader.count() == 4
+    reader.close()
 assert main(["store", "rebuild", root]) == main(["store", "verify", root]) == 0
 """
 

@@ -87,7 +87,7 @@ def info(directories: Directories, as_json: AsJson = False) -> None:
             namespaces[name] = namespaces.get(name, 0) + 1
             records, record_bytes = records + 1, record_bytes + entry.length
             stored_bytes += entry.meta.stored_bytes
-    index = reader.root / "index" / "data.mdb"
+    index = reader.index_path / "data.mdb"
     segments = _segments(directories)
     found = {
         "directories": [str(path) for path in directories],

@@ -11,6 +11,7 @@ from typing import Any
 
 from tiercache._core import ExponentTable
 from tiercache.errors import CodecError
+from tiercache.folders import sync_directory
 
 Place = tuple[int, str]  # layer and kind of a page
 
@@ -150,7 +151,7 @@ class TableStore:
         finally:
             os.close(file)
         if size == 0:  # its name is to outlive a power cut too
-            _sync_directory(self._path.parent)
+            sync_directory(self._path.parent)
 
     def _load(self) -> None:
         if self._path is None or not self._path.exists():
@@ -171,14 +172,6 @@ class TableStore:
         for place, versions in kept.items():  # an earlier table may be the newest again
             known = self._versions.get(place, [])
             self._versions[place] = versions + [mine for mine in known if mine not in versions]
-
-
-def _sync_directory(directory: Path) -> None:
-    folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _parse(line: bytes) -> tuple[Place, bytes] | None:

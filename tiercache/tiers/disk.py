@@ -19,9 +19,10 @@ from tiercache.errors import (
     TierCacheError,
     TierIOError,
 )
+from tiercache.folders import make_directory
 from tiercache.tiers import disk_files, disk_recovery
 from tiercache.tiers.base import ByteArray, PageMeta, Slot, Tier
-from tiercache.tiers.disk_index import DiskIndex, index_crc, is_sound, remove_index
+from tiercache.tiers.disk_index import DiskIndex, index_crc
 from tiercache.tiers.disk_journal import IndexWriter
 from tiercache.tiers.disk_meta import slot_and_meta
 from tiercache.tiers.disk_options import DiskOptions
@@ -78,7 +79,7 @@ class DiskTier(Tier):
         self.core: Any = None
         try:
             for directory in self.directories:
-                disk_files.make_directory(directory)
+                make_directory(directory)
             self._lock: _core.WriterLock | None = _core.WriterLock(str(self._root))
             self._was, self._store = disk_files.next_epoch(self.directories, self.durability)
         except TierIOError as error:
@@ -133,29 +134,25 @@ class DiskTier(Tier):
         _log.warning("disk tier: %s is read-only: pages are read from it and none are written", self._root)
 
     def _open_index(self, capacity_bytes: int) -> None:
-        path, rebuild = self._root / "index", self.options.rebuild
-        power = self.durability == "power"
-        # Without syncs a reboot may have torn the index and the records alike; only the segments prove themselves.
-        trusted = self._was.durability == "power" or self._was.boot_id == self._store.boot_id
-        fresh = rebuild is not None or not trusted or not is_sound(path, self._was.index_crc)
-        if fresh:
-            remove_index(path)
-        self._index = DiskIndex(path, capacity_bytes, sync=power)
-        refused = [
-            digest
-            for digest, value in self._index.entries()
-            if not disk_recovery.adopt(self.core, digest, value)
-        ]
-        if refused:
+        anew, crc = self.options.rebuild is not None, self._was.index_crc
+        path, fresh = disk_recovery.open_path(self._root, crc, anew=anew)
+        self._index = DiskIndex(path, capacity_bytes, sync=self.durability == "power")
+        entries = self._index.entries()
+        if refused := [
+            digest for digest, value in entries if not disk_recovery.adopt(self.core, digest, value)
+        ]:
             self._index.delete(refused)
         self._writer = IndexWriter(self.core, self._index, logged=self.options.log)
         if fresh and self._was.epoch > 0 and self._was.durability != "scratch":
-            if rebuild is None:
-                _log.warning(
-                    "disk tier: the index of %s is gone or damaged; rebuilding it from the segments",
-                    self._root,
-                )
-            self.rebuilt = disk_recovery.rebuild(self.core, rebuild)
+            if not anew:
+                what = "disk tier: the index of %s is gone or damaged; rebuilding it from the segments"
+                _log.warning(what, self._root)
+            self.rebuilt = disk_recovery.rebuild(self.core, self.options.rebuild)
+        self._finish_index()
+
+    def _finish_index(self) -> None:
+        if self._index is not None and self._writer is not None:
+            disk_recovery.finish_index(self.core, self._writer, self._index, self._root, self._timeout_s)
 
     def _say_once(self) -> None:
         for line in self.refused_files:
@@ -237,16 +234,17 @@ class DiskTier(Tier):
         """Returns once every record and deletion so far is as durable as `durability` promises.
 
         Raises:
-            TierIOError: the index cannot be written.
+            TierIOError: the index could not be written since the last flush: a later process will not find some of the
+                records.
             StoreTimeoutError: the deadline passed.
         """
         limit_s = self._timeout_s if timeout_s is None else timeout_s
-        if self.core.flush(limit_s):
-            return
-        error = None if self._writer is None else self._writer.error
-        if error is not None:
-            raise TierIOError("disk tier: flush", got=error, remedy="free disk space") from error
-        raise StoreTimeoutError("disk tier: flush", limit=f"{limit_s} s")
+        done = self.core.flush(limit_s)
+        failure = None if self._writer is None else self._writer.take_failure()
+        if failure is not None:
+            raise TierIOError("disk tier: flush", got=failure, remedy="free disk space") from failure
+        if not done:
+            raise StoreTimeoutError("disk tier: flush", limit=f"{limit_s} s")
 
     def stats(self) -> dict[str, Any]:
         """Counters: sizes, misses by reason, and the rung and bandwidth of each drive."""
@@ -273,6 +271,7 @@ class DiskTier(Tier):
         try:
             self.core.journal_hits()
             self.core.flush(min(self._timeout_s, 10.0))
+            self._finish_index()
             self._store.next_sequence = self.core.next_sequence
         except TierCacheError as error:
             _log.warning("disk tier: close of %s: %s", self._root, error)

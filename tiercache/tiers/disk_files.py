@@ -1,8 +1,8 @@
-"""The small files beside the segments: STORE, and the directories themselves.
+"""The small files beside the segments: STORE, and what it says of the directories.
 
 root/STORE          what the store is: uuid, epoch, durability; JSON
 root/LOCK           held by the writer
-root/index/         LMDB
+root/index/         LMDB; disk_index_files
 directory/driveN/   segment files, of the N-th directory; root is the first one
 """
 
@@ -19,7 +19,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from tiercache.errors import ConfigError, PageCorruptError, TierIOError
+from tiercache.errors import ConfigError, PageCorruptError
+from tiercache.folders import io_error, make_directory, sync_directory
+from tiercache.tiers.disk_index_files import set_aside
 
 FORMAT = 1
 _MAX_STORE_BYTES = 1 << 16
@@ -48,6 +50,12 @@ class StoreFile:
     drives: int = 1
     format: int = FORMAT
 
+    def trusts_index(self, boot: str) -> bool:
+        """Whether the index holds what its writer put there: without syncs, a reboot may have torn it, and the records
+        too; only the segments prove themselves.
+        """
+        return self.durability == "power" or self.boot_id == boot
+
 
 def boot_id() -> str:
     """The kernel's name for this boot; empty where it has none."""
@@ -55,24 +63,6 @@ def boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
-
-
-def make_directory(path: Path, mode: int = 0o700) -> None:
-    """Makes `path` and its parents. Raises ConfigError for what is no directory, TierIOError otherwise."""
-    try:
-        path.mkdir(mode=mode, parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        remedy = "name a directory, not a file"
-        raise ConfigError(f"disk tier: {path} is not a directory", remedy=remedy) from error
-    except OSError as error:
-        raise io_error(f"disk tier: making {path}", error) from error
-
-
-def io_error(what: str, error: OSError, remedy: str | None = None) -> TierIOError:
-    """TierIOError with the operating system's number."""
-    made = TierIOError(what, got=error.strerror, remedy=remedy)
-    made.errno = error.errno
-    return made
 
 
 def read_store_file(root: Path) -> StoreFile | None:
@@ -126,9 +116,7 @@ def write_store_file(root: Path, store: StoreFile, *, sync: bool) -> None:
                 os.fsync(file.fileno())
         fresh.rename(root / "STORE")
         if sync:
-            folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
-            os.fsync(folder)
-            os.close(folder)
+            sync_directory(root)
     except OSError as error:
         fresh.unlink(missing_ok=True)
         remedy = "free disk space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else None
@@ -188,6 +176,8 @@ def next_epoch(directories: list[Path], durability: str) -> tuple[StoreFile, Sto
         boot_id=boot_id(),
         index_crc=None,
     )
+    if not was.trusts_index(store.boot_id):
+        set_aside(root)  # first: the file that is written next no longer says so
     write_store_file(root, store, sync=durability == "power")
     return was, store
 

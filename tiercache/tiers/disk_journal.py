@@ -24,6 +24,7 @@ class IndexWriter:
 
     Attributes:
         error: why the last commit failed; None once one works again.
+        whole: whether every commit so far was made: the records of one that failed stay out of the index.
     """
 
     def __init__(self, core: _core.Disk, index: DiskIndex, *, logged: bool) -> None:
@@ -31,6 +32,8 @@ class IndexWriter:
         self._index = index
         self._logged = logged
         self.error: Exception | None = None
+        self.whole = True
+        self._untold: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="tiercache-index", daemon=True)
         self._thread.start()
 
@@ -51,13 +54,19 @@ class IndexWriter:
         except Exception as error:  # disk full, map full, I/O: a miss for a later process, nothing else
             if self.error is None:
                 _log.warning("disk tier: the index cannot be written: %s", error)
-            self.error = error
+            self.error = self._untold = error
+            self.whole = False
             time.sleep(_RETRY_S)
             return False
         self.error = None
         if self._logged:
             self._core.mark_log("committed", b"")
         return True
+
+    def take_failure(self) -> Exception | None:
+        """Why a commit failed since the last call, even when later ones worked."""
+        failure, self._untold = self._untold, None
+        return failure
 
     def join(self, timeout_s: float) -> None:
         """Waits for the thread, which ends once the core is closed."""

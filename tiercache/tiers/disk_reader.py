@@ -14,6 +14,7 @@ from tiercache.errors import ConfigError, PageCorruptError, PageMissingError, St
 from tiercache.tiers import disk_files
 from tiercache.tiers.base import ByteArray, PageMeta
 from tiercache.tiers.disk_index import DiskIndex, is_ours, is_sound
+from tiercache.tiers.disk_index_files import index_to_read
 from tiercache.tiers.disk_meta import RecordEntry, entry_of
 
 _TRIES = 8  # of a look-up that meets a writer moving the record
@@ -65,7 +66,7 @@ class DiskReader:
         self.store = store
         drives = [str(path / f"drive{number}") for number, path in enumerate(self._roots)]
         self.core = _core.Reader(drives, bytes.fromhex(store.uuid))
-        path = self.root / "index"
+        self.index_path = path = index_to_read(self.root)
         has_index = store.durability != "scratch" and (path / "data.mdb").is_file()
         if has_index and not is_ours(path):
             raise PageCorruptError(f"disk tier: {path} holds other than plain files of this user's")
