@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 import dense
 import pytest
 from pages import PAGE, grad, is_page, key, page, small_store
 from plain_model import build_plain
+from shared_time import SharedTime
 from trees import make_case
 
 from tiercache import AccessPlan, open_store
@@ -173,57 +172,51 @@ def test_the_disk_takes_sums_only_when_host_memory_is_full():
 # Overlap
 
 
-class Work:
-    """Passes time, and says how much it was: on a busy machine more than was asked for."""
+def follows(look_ahead, late=False):
+    """Seconds that a run took whose compute takes 0.02 a page and whose transfers 0.016, and both their sums."""
+    time, compute_s, transfer_s = SharedTime(), 0.02, 0.0
+    transfers = []
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds, self.passed_s = seconds, 0.0
+    def read_takes_time(called, _):
+        if called == "read" and transfer_s:
+            transfers.append(transfer_s)
+            time.transfer(transfer_s)
 
-    def __call__(self) -> None:
-        begin = time.perf_counter()
-        time.sleep(self.seconds)
-        self.passed_s += time.perf_counter() - begin
+    disk = FaultTier(MemoryTier(512 * PAGE, name="disk"), read_takes_time)
+    options = {"accelerator": LateDevice()} if late else {}
+    with small_store(
+        device=8, host=8 if late else None, disk=disk, transfer_threads=1, clock=time, **options
+    ) as store:
+        threads = store._parts.threads
+        time.quiet = lambda: not (threads._up or threads._running)
+        for n in range(60):
+            store.put(key(n), page(n))
+        store.flush()
+        numbers = [n for n in range(60) if store._books.table[key(n)].source() == store._books.last]
+        assert len(numbers) > 40
+        transfer_s = 0.016
+        if look_ahead:
+            store.follow(reads(*numbers))
+        begin_s = time.now()
+        for n in numbers:
+            with store.read(key(n)) as lease:
+                time.compute(compute_s)
+                assert late or is_page(lease.tensor, n)
+        assert not look_ahead or store.stats().prefetches_used > 0.8 * len(numbers)
+        stall_s = store.stats().stall_s
+        return time.now() - begin_s, compute_s * len(numbers), sum(transfers), stall_s
 
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_slow_disk_runs_beside_compute(late):
     """Transfers take 0.8 of compute: with look-ahead the run takes little more than the longer of the two."""
-    compute, transfer, count = Work(0.02), Work(0.0), 60
-    disk = FaultTier(
-        MemoryTier(512 * PAGE, name="disk"), lambda called, _: transfer() if called == "read" else None
-    )
-    options = {"accelerator": LateDevice()} if late else {}
-    with small_store(device=8, host=8 if late else None, disk=disk, transfer_threads=1, **options) as store:
-        for n in range(count):
-            store.put(key(n), page(n))
-        store.flush()
-        numbers = [n for n in range(count) if store._books.table[key(n)].source() == store._books.last]
-        assert len(numbers) > 40
-        transfer.seconds, transfer.passed_s = 0.016, 0.0
-        store.follow(reads(*numbers))
-        begin = time.perf_counter()
-        for n in numbers:
-            with store.read(key(n)) as lease:
-                compute()
-                assert late or is_page(lease.tensor, n)
-        took_s = time.perf_counter() - begin
-        assert store.stats().prefetches_used > 0.8 * len(numbers)
-        assert transfer.passed_s > 0.5 * compute.passed_s, "nothing to overlap"
-        longer_s = max(compute.passed_s, transfer.passed_s)
-        assert took_s <= 1.1 * longer_s, f"{took_s:.2f} s for work of {longer_s:.2f} s"
+    took_s, compute_s, transfers_s, _ = follows(look_ahead=True, late=late)
+    assert transfers_s > 0.5 * compute_s, "nothing to overlap"
+    assert took_s <= 1.1 * max(compute_s, transfers_s)
 
 
 def test_without_look_ahead_the_same_disk_is_waited_for():
-    """The test above would show nothing if reads were not slow enough to be seen."""
-    disk = FaultTier(
-        MemoryTier(512 * PAGE, name="disk"), lambda called, _: time.sleep(0.016) if called == "read" else None
-    )
-    with small_store(device=8, host=None, disk=disk, transfer_threads=1) as store:
-        for n in range(40):
-            store.put(key(n), page(n))
-        store.flush()
-        before = store.stats().stall_s
-        for n in range(20):
-            with store.read(key(n)):
-                pass
-        assert store.stats().stall_s - before > 0.2
+    """The test above would show nothing if reads were not waited for, and stalls not counted."""
+    took_s, compute_s, transfers_s, stall_s = follows(look_ahead=False)
+    assert took_s == pytest.approx(compute_s + transfers_s)
+    assert stall_s == pytest.approx(transfers_s)
