@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
+import pytest
+import torch
+from offload_steps import (
+    EVERYTHING,
+    assert_empty,
+    assert_equal,
+    batch,
+    gradients_of,
+    small_store,
+    step_forward,
+    tiny_model,
+)
+
+from tiercache.errors import TierFullError
+from tiercache.runtime import offload
 from tiercache.runtime.offloading.order import UnpackOrder
+from tiercache.store import TierStore
 
 # Attention saves its projection (3), its output (5) and a sum (4); the linear layer after it saves that output too, so
 # backward asks for 5, 3, 5 again, 4.
@@ -38,3 +56,27 @@ def test_asked_for_again_says_nothing_of_the_direction() -> None:
     for sequence in (8, 7, 8, 7):
         order.note(sequence)
     assert order.upcoming(7, 3) == [6, 5, 4]
+
+
+def test_a_prefetch_that_fails_strands_nothing(monkeypatch) -> None:
+    """Backward ends with the store's error; the page it asked for stays where it was, for the next backward."""
+
+    def fails(*_: object) -> None:
+        raise TierFullError("no room")
+
+    torch.manual_seed(7)
+    expected = step_forward(nullcontext())
+    torch.manual_seed(7)
+    with small_store(device="8KiB") as store:
+        model = tiny_model()
+        with offload(store, **EVERYTHING):
+            loss = model(batch()).square().sum()
+        with monkeypatch.context() as patch:
+            patch.setattr(TierStore, "prefetch", fails)
+            with pytest.raises(TierFullError):
+                loss.backward(retain_graph=True)
+        model.zero_grad(set_to_none=True)
+        loss.backward()
+        assert_equal(gradients_of(model), expected)
+        del loss
+        assert_empty(store)
