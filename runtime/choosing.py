@@ -25,29 +25,12 @@ from tiercache.runtime.options import KEPT_ACTIVATIONS, KeptActivations, ReplayO
 from tiercache.runtime.probe import Shape
 from tiercache.runtime.speed import attention_kernels
 from tiercache.runtime.step import Keeping
+from tiercache.runtime.tier_room import Room, price_of_room, rooms_of
 from tiercache.runtime.tree import Tree
 
 _CALL_S = 40e-6  # of the store, for a page put and taken back
-_TIER_SHARE = (0.75, 0.9, 0.9)  # of each tier; the rest is for what is on its way and what tails bring up
 _BACKWARD = 2.0  # forwards that a backward takes: what copies can hide behind, beside the forward
 _MARGIN = 0.02  # of a node's forward: gains below that are noise
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """A tier as the choice sees it.
-
-    Attributes:
-        name: of the tier.
-        free_bytes: of it.
-        speed_s_per_byte: to bring a byte down and up again; 0 on the device.
-        compute_share: share of its speed that arithmetic keeps meanwhile.
-    """
-
-    name: str
-    free_bytes: int
-    speed_s_per_byte: float = 0.0
-    compute_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,30 +260,3 @@ def _consider(
     if kept == "attention":
         again_s = costs.forward_s(len(node.tokens), node.start)[1] / max(1, len(costs.shape.layers))
     chosen[index] = Keeping(kept, more, gain_s - price_s, reason, again_s)
-
-
-def price_of_room(begin: int, end: int, rooms: Sequence[Room], hidden_s: float) -> tuple[float, str] | None:
-    """Seconds that bytes `begin`..`end` of a load cost where they lie, and the lowest tier; None: they don't fit."""
-    price_s, floor, where = 0.0, 0.0, ""
-    for room, share in zip(rooms, _TIER_SHARE, strict=False):
-        ceiling = floor + share * room.free_bytes
-        here = max(0.0, min(end, ceiling) - max(begin, floor))
-        if here > 0 or not where:
-            copy_s = here * room.speed_s_per_byte
-            price_s += copy_s * (1.0 - room.compute_share) + max(0.0, copy_s - hidden_s)
-            where = room.name
-        floor = ceiling
-    return None if end > floor else (price_s, where)
-
-
-def rooms_of(free_bytes: dict[str, int], profile: Profile) -> list[Room]:
-    """Tiers, from the device down, at a profile's speeds."""
-    rooms: list[Room] = []
-    for name, free in free_bytes.items():
-        if not rooms:
-            rooms.append(Room(name, free))
-            continue
-        speed = profile.tier(name)
-        each = 1.0 / speed.read_bytes_per_s + 1.0 / speed.write_bytes_per_s
-        rooms.append(Room(name, free, each / speed.beside_compute, speed.compute_share))
-    return rooms

@@ -17,7 +17,8 @@ from trees import make_case, pad
 from tiercache import open_store
 from tiercache.errors import TierFullError
 from tiercache.runtime import BranchReplay, prefix_attention
-from tiercache.runtime.choosing import Costs, Room, choose_kept
+from tiercache.runtime.choosing import Costs, choose_kept
+from tiercache.runtime.tier_room import Room
 from tiercache.runtime.tree import Node, Tree
 
 FP64 = 1e-12
