@@ -1,4 +1,4 @@
-"""Time that passes only while every thread that could use it waits: what runs beside what, however slow the machine is."""
+"""Time that passes only while all who could use it wait: what runs beside what, however slow the machine is."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class SharedTime(Clock):
         """The store's own waits: of the thread that computes, they let a transfer's time pass."""
         del timeout_s
         if threading.get_ident() == self._computes:
-            self._say_waiting(True)
+            self._say(waits=True)
         condition.wait(0.01)
         if threading.get_ident() == self._computes:
-            self._say_waiting(False)
+            self._say(waits=False)
 
-    def _say_waiting(self, waits: bool) -> None:
+    def _say(self, *, waits: bool) -> None:
         with self._changed:
             self._waits_for_store = waits
             self._changed.notify_all()
