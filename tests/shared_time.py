@@ -69,14 +69,17 @@ class SharedTime(Clock):
             self._changed.notify_all()
 
     def compute(self, seconds: float) -> None:
-        """Lets so much time pass, and with it every transfer that fits."""
+        """Lets so much time pass, and with it every transfer that fits. What is due at its end has begun."""
         ends_s = self._now_s + seconds
         give_up = time.monotonic() + _GIVE_UP_S
         with self._changed:
-            while self._now_s < ends_s:
+            while True:
                 assert time.monotonic() < give_up
                 pending_s = self._transfer_ends_s
-                if pending_s is not None and pending_s > self._now_s:
+                under_way = pending_s is not None and pending_s > self._now_s
+                if (under_way or (pending_s is None and self.quiet())) and self._now_s == ends_s:
+                    return
+                if under_way:
                     self._now_s = min(ends_s, pending_s)
                     self._changed.notify_all()
                 elif pending_s is None and self.quiet():
