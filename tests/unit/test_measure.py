@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tiercache.cli import main
+from tiercache.cli.peak_memory import resident_bytes
 from tiercache.codecs import CODECS
 from tiercache.errors import ConfigError
-from tiercache.measure import codecs, copies, drives
+from tiercache.measure import codecs, copies, drives, first_touch
+from tiercache.measure.first_touch import touch_memory
 from tiercache.measure.machine import this_machine
 from tiercache.measure.timing import Budget, beside, time_of
 from tiercache.profile import load_profile
@@ -98,3 +102,24 @@ def test_measuring_leaves_torch_alone(small_pages: None) -> None:
     threads = torch.get_num_threads()
     copies.measure_memory(torch.device("cpu"), lambda: None, SHORT)
     assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize(
+    ("asked", "available", "pieces"), [(600, 10_000, 2), (1 << 40, 1100, 3), (100, 100, 0)]
+)
+def test_memory_is_touched_within_what_is_available_and_given_back(
+    monkeypatch: pytest.MonkeyPatch, asked: int, available: int, pieces: int
+) -> None:
+    taken = []
+
+    def mapped(handle: int, num_bytes: int) -> mmap.mmap:
+        taken.append(mmap.mmap(handle, num_bytes))
+        return taken[-1]
+
+    monkeypatch.setattr(first_touch, "_core", SimpleNamespace(available_memory=lambda: available << 20))
+    monkeypatch.setattr(first_touch, "mmap", SimpleNamespace(mmap=mapped, PAGESIZE=mmap.PAGESIZE))
+    before = resident_bytes()
+    assert touch_memory(asked << 20) >= 0
+    assert len(taken) == pieces
+    assert all(piece.closed for piece in taken)
+    assert resident_bytes() < before + (64 << 20)

@@ -18,10 +18,12 @@ from tiercache.measure.arithmetic import (
 from tiercache.measure.codecs import measure_codecs
 from tiercache.measure.copies import measure_arena, measure_link, measure_memory
 from tiercache.measure.drives import measure_drives
+from tiercache.measure.first_touch import touch_memory
 from tiercache.measure.machine import this_machine
 from tiercache.measure.timing import Budget
 from tiercache.profile import Profile, TierSpeed, dtype_name
 
+_TOUCHED_BYTES = 1 << 30
 _CPU = torch.device("cpu")
 
 
@@ -49,6 +51,8 @@ def measure_profile(
     say = progress or _say_nothing
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     device = accelerator if accelerator is not None else _CPU
+    say("memory at its first touch")
+    touch_memory(_TOUCHED_BYTES)
     say("arithmetic")
     compute = {dtype_name(dtype): measure_compute(device, dtype, budget, kernels) for dtype in dtypes}
     arithmetic, _ = product(device, dtypes[0])
