@@ -14,7 +14,7 @@ def least_bytes(plan: AccessPlan) -> tuple[int, int]:
     """The least that all tiers together, and the device alone, must hold for a plan to be carried out.
 
     What counts is what `AccessPlan.live_bytes` says. On the device the two pages that an attention reads at once must
-    fit.
+    fit, and every other page.
     """
     most_read = last_read = 0
     for access in plan.accesses:
@@ -24,14 +24,16 @@ def least_bytes(plan: AccessPlan) -> tuple[int, int]:
     return max(plan.live_bytes(), default=0), most_read
 
 
-def least_device_bytes(shape: Shape, node_tokens: int) -> int:
-    """The second of `least_bytes` for nodes of this length, from the model's shape alone."""
+def least_device_bytes(shape: Shape, node_tokens: int, kept_bytes_per_token: int) -> int:
+    """The second of `least_bytes` for nodes of this length, from the model's shape alone, and the size of a token in
+    the largest page that captures keep for pop.
+    """
     pairs = (
         node_tokens * layer.dtype.itemsize * sum(heads * width for heads, width in layer.stored_pages)
         for layer in shape.layers
     )
     states = (e.num_bytes for e in shape.events["capture"] if e.operation == "put" and is_state(e.kind))
-    return max([*pairs, *states], default=0)
+    return max([*pairs, *states, node_tokens * kept_bytes_per_token])
 
 
 def check_device(on_device: int, device_bytes: int, error: type[TierCacheError]) -> None:

@@ -16,7 +16,7 @@ from tiercache.plan import Operation
 from tiercache.runtime.balance import Balance
 from tiercache.runtime.frame import LayerSpec
 from tiercache.runtime.kernels import accumulator_dtype
-from tiercache.runtime.kinds import is_content
+from tiercache.runtime.kinds import is_content, of_graph
 from tiercache.runtime.options import KEPT_ACTIVATIONS, KeptActivations, PrefixActivations
 from tiercache.runtime.params import ParameterSums
 from tiercache.runtime.schedule import VisitKind
@@ -25,7 +25,8 @@ from tiercache.runtime.step import Keeping, Step, make_step
 from tiercache.runtime.terms import NodeTerms, Terms
 from tiercache.runtime.tree import Node, Tree
 
-_TOKENS = 2  # of each node of the probe
+_TOKENS = 2  # of each node of the probe but one
+_LONGER = 4  # of that one: what two lengths leave tells what grows with a token
 _TOKENS_OF_STATES = (
     256  # of the replayed tail where layers have states: they work in chunks of so many tokens
 )
@@ -41,6 +42,7 @@ class Event:
         layer: field of the page's key.
         kind: field of the page's key.
         num_bytes: of the page: of one token, or the whole of a state, whose size does not depend on length.
+        fixed_bytes: of the page, whatever its length: what layers share of a graph, such as a cast of a weight.
     """
 
     operation: Operation
@@ -48,10 +50,11 @@ class Event:
     layer: int
     kind: str
     num_bytes: int
+    fixed_bytes: int = 0
 
     def bytes_of(self, num_tokens: int) -> int:
         """Size of the page of a node of so many tokens."""
-        return self.num_bytes if is_state(self.kind) else self.num_bytes * num_tokens
+        return self.fixed_bytes + self.num_bytes * (1 if is_state(self.kind) else num_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,21 +183,23 @@ def probe_tree(tail_tokens: int) -> Tree:
 
     nodes = [
         node(0, -1, 0, 0),
-        node(1, 0, _TOKENS, 0),
-        node(2, 1, 2 * _TOKENS, 0),
+        node(1, 0, _TOKENS, 0, _LONGER),
+        node(2, 1, _TOKENS + _LONGER, 0),
         node(3, 0, _TOKENS, 1, tail_tokens),
     ]
     nodes[0].children, nodes[1].children = [1, 3], [2]
-    return Tree(nodes, [2, 3], {2: 2 * _TOKENS, 3: _TOKENS})
+    return Tree(nodes, [2, 3], {2: _TOKENS + _LONGER, 3: _TOKENS})
 
 
 def _probe_step(
     dtype: torch.dtype, sums: ParameterSums, kept: KeptActivations, tail_tokens: int = _TOKENS
 ) -> Step:
     tree = probe_tree(tail_tokens)
-    ends = NodeTerms(np.array([_TOKENS - 1]), np.array([1]), np.array([True]))
+    ends = [
+        NodeTerms(np.array([length - 1]), np.array([1]), np.array([True])) for length in (_TOKENS, _LONGER)
+    ]
     none = NodeTerms(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.bool_))
-    terms = Terms([ends, ends, none, none], [], [])
+    terms = Terms([*ends, none, none], [], [])
     step = make_step(
         tree,
         terms,
@@ -241,14 +246,19 @@ def _probe(runner: Any, dtype: torch.dtype, sums: ParameterSums, kept: KeptActiv
             runner.adapter.routers.top_k, [torch.ones(len(node.tokens)) for node in step.tree.nodes]
         )
     events: dict[VisitKind, tuple[Event, ...]] = {}
+    short: dict[tuple[int, str], int] = {}
 
     def visit(kind: VisitKind, node: int, run: Callable[[], None]) -> None:
         begin = len(store.accesses)
         run()
         mine = (step.digests[node], step.digests[0])
-        events[kind] = tuple(_event(access, *mine) for access in store.accesses[begin:])
+        events[kind] = tuple(
+            _event(access, *mine, len(step.tree.nodes[node].tokens), short)
+            for access in store.accesses[begin:]
+        )
 
     runner.capture(step, store, 0)
+    short |= {(key.layer, key.kind): size for _, key, size in store.accesses if of_graph(key.kind)}
     visit("capture", 1, lambda: runner.capture(step, store, 1))
     visit("score", 3, lambda: runner.score(step, store, (3,)))
     activations = _KeptBytes()
@@ -261,8 +271,22 @@ def _probe(runner: Any, dtype: torch.dtype, sums: ParameterSums, kept: KeptActiv
     return Shape(tuple(runner.adapter.router.specs.values()), events, per_token)
 
 
-def _event(access: tuple[Operation, PageKey, int], own: bytes, above: bytes) -> Event:
+def _event(
+    access: tuple[Operation, PageKey, int],
+    own: bytes,
+    above: bytes,
+    own_tokens: int,
+    short: dict[tuple[int, str], int],
+) -> Event:
+    """Of an access of a node of `own_tokens`, below one whose graph's pages have the sizes in `short`."""
     operation, key, size = access
     assert key.node in (own, above)
-    num_bytes = size if is_state(key.kind) else size // _TOKENS
-    return Event(operation, "own" if key.node == own else "ancestor", key.layer, key.kind, num_bytes)
+    is_own = key.node == own
+    role: Literal["own", "ancestor"] = "own" if is_own else "ancestor"
+    place = (key.layer, key.kind)
+    if is_state(key.kind):
+        return Event(operation, role, *place, size)
+    if is_own and place in short:
+        per_token = max(0, size - short[place]) // (own_tokens - _TOKENS)
+        return Event(operation, role, *place, per_token, size - per_token * own_tokens)
+    return Event(operation, role, *place, size // (own_tokens if is_own else _TOKENS))

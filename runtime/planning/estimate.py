@@ -110,6 +110,7 @@ def estimate_step(
     lies on disk, that which is used last first.
     """
     alive, peak = _Alive(), _Alive()
+    had_bytes = 0.0  # of the device budget, in memory that the process has
     phases = {kind: Phase() for kind in PHASES}
     for visit in visits:
         tokens = sum(len(tree.nodes[n].tokens) for n in visit.nodes)
@@ -119,7 +120,12 @@ def estimate_step(
         _settle(alive, at)
         if alive.total > peak.total:
             peak = replace(alive)
-        _add(phase, rehearsal.work(visit.kind, at.above, tokens), flows, profile)
+        held_bytes = max(had_bytes, min(alive.total, budgets.device))
+        grown = Work(fresh_s=(held_bytes - had_bytes) * profile.fresh_s_per_byte)
+        had_bytes = held_bytes
+        if visit.kind == "replay" and not phase.tokens:
+            grown = grown.plus(Work(fresh_s=rehearsal.sum_bytes * profile.fresh_s_per_byte))
+        _add(phase, rehearsal.work(visit.kind, at.above, tokens).plus(grown), flows, profile)
         phase.tokens += tokens
     return Estimate(
         phases=phases,
@@ -161,10 +167,7 @@ class _Visit:
 
     def own(self, operation: str, which: Which, visited: str | None = None) -> float:
         """Bytes on the node's own pages, at a visit of another kind if that is told."""
-        kind = visited or self.kind
-        grows = self.rehearsal.moved(kind, self.above, operation, which, states=False)
-        fixed = self.rehearsal.moved(kind, self.above, operation, which, states=True)
-        return self.rehearsal.share(kind, self.tokens) * grows + fixed
+        return self.rehearsal.own(visited or self.kind, self.above, self.tokens, operation, which)
 
 
 def _tiers(total: float, budgets: Budgets) -> dict[str, float]:
@@ -204,7 +207,8 @@ def _settle(alive: _Alive, at: _Visit) -> None:
         alive.sums = max(alive.sums, at.ancestors("accumulate", _is_sum))
     else:
         taken = at.own("take", _is_sum)
-        alive.sums = max(0.0, alive.sums - taken)
+        # a window's pages further up may get their first gradient from this pop
+        alive.sums = max(0.0, alive.sums - taken, at.ancestors("accumulate", _is_sum))
         alive.kept = max(0.0, alive.kept - (at.own("take", _any) - taken))
         alive.pages = max(0.0, alive.pages - at.own("put", _is_page, "capture"))
 

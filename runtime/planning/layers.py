@@ -57,7 +57,10 @@ def extend_rehearsal(small: Rehearsal, large: Rehearsal, times: float) -> Rehear
     }
     sums = small.sum_bytes + round(times * (large.sum_bytes - small.sum_bytes))
     fixed = {kind: work.plus(large.fixed[kind].plus(work, -1.0), times) for kind, work in small.fixed.items()}
-    return Rehearsal(small.sizes, small.sizes, visits, sums, fixed)
+    half = None
+    if small.half is not None and large.half is not None:
+        half = extend_rehearsal(small.half, large.half, times)
+    return Rehearsal(small.sizes, small.sizes, visits, sums, fixed, half)
 
 
 def _extend_visit(a: Visited, b: Visited, times: float) -> Visited:

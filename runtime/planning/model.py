@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tiercache.errors import ConfigError
 
@@ -61,12 +62,30 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
+_GROUPED_PRODUCT = torch.ops.aten._grouped_mm.default  # noqa: SLF001 - its name
+
+
+class _AnyGroupedProduct(TorchDispatchMode):
+    """Experts' products in any dtype: torch tells the shape of theirs in bf16 alone, though a host runs others."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Runs one operator."""
+        del types
+        if func is not _GROUPED_PRODUCT or args[0].dtype == torch.bfloat16:
+            return func(*args, **(kwargs or {}))
+        narrow = [x.bfloat16() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in args]
+        return func(*narrow, **(kwargs or {})).to(args[0].dtype)
+
+
 @contextmanager
 def without_bytes() -> Iterator[Any]:
     """Tensors made inside have shapes and dtypes and no memory."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    with FakeTensorMode() as mode, warnings.catch_warnings():
+    products = _AnyGroupedProduct()  # type: ignore[no-untyped-call]
+    with FakeTensorMode() as mode, products, warnings.catch_warnings():
         # torch's own advice for compiled code: here addresses only tell parameters apart
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
         yield mode

@@ -18,7 +18,6 @@ from tiercache.runtime.planning.ledger import Ledger, Traffic
 from tiercache.runtime.report import StepReport
 from tiercache.runtime.rows import TokenRow
 from tiercache.runtime.schedule import plan_visits
-from tiercache.runtime.states import is_state
 
 Which = Callable[[str], bool]
 _LONGEST = 1024  # tokens of a rehearsed visit: enough for products at full speed
@@ -80,6 +79,7 @@ class Rehearsal:
         visits: by kind, of a rehearsed visit behind 0, 1, 2 ... rehearsed nodes.
         sum_bytes: of the parameters' gradient sums.
         fixed: by kind, the part of a visit's work that comes once whatever its length: sums of weights' gradients.
+        half: costs of visits half as long, if those were rehearsed too.
     """
 
     sizes: Sizes
@@ -87,6 +87,7 @@ class Rehearsal:
     visits: dict[str, list[Visited]]
     sum_bytes: int
     fixed: dict[str, Work] = field(default_factory=dict)
+    half: Rehearsal | None = field(default=None, repr=False)
     _moved: dict[tuple[Any, ...], list[float]] = field(default_factory=dict, repr=False)
 
     def at_full_size(self, full: Sizes) -> Rehearsal:
@@ -100,7 +101,7 @@ class Rehearsal:
             ratio = self._unit(kind) / half._unit(kind)
             rest = half.visits[kind][0].work.plus(visited[0].work, -1 / ratio)
             fixed[kind] = Work().plus(rest.without_attention(), ratio / (ratio - 1))
-        return replace(self, fixed=fixed)
+        return replace(self, fixed=fixed, half=half)
 
     def work(self, kind: str, tokens_above: float, tokens: float) -> Work:
         """Of a visit of `tokens` behind `tokens_above`.
@@ -120,20 +121,24 @@ class Rehearsal:
         fixed = self.fixed.get(kind, Work()).plus(Work(num_ops=deep.num_ops, op_s=deep.op_s))
         return fixed.plus(whole.plus(fixed, -1.0), tokens / unit)
 
-    def moved(
-        self, kind: str, tokens_above: float, operation: str, which: Which, *, states: bool | None = None
-    ) -> float:
-        """Bytes that a rehearsed visit behind `tokens_above` has of an operation, on such kinds of pages; of states
-        alone, or of all but states, if that is told.
-        """
-        key = (kind, operation, which, states)
+    def moved(self, kind: str, tokens_above: float, operation: str, which: Which) -> float:
+        """Bytes that a rehearsed visit behind `tokens_above` has of an operation, on such kinds of pages."""
+        key = (kind, operation, which)
         if key not in self._moved:
-            self._moved[key] = [
-                _sum(visited.traffic, operation, which, states) for visited in self.visits[kind]
-            ]
+            self._moved[key] = [_sum(visited.traffic, operation, which) for visited in self.visits[kind]]
         seen = self._moved[key]
         low, part = self._depth(tokens_above, seen)
         return seen[low] + part * (seen[low + 1] - seen[low])
+
+    def own(self, kind: str, tokens_above: float, tokens: float, operation: str, which: Which) -> float:
+        """The same for a visit of `tokens`, of an operation on its own node's pages: what half as long a visit has
+        tells what grows with a token from what does not, such as states.
+        """
+        moved, unit = self.moved(kind, tokens_above, operation, which), self._unit(kind)
+        if self.half is None:
+            return tokens / unit * moved
+        grown = self.moved(kind, 0, operation, which) - self.half.moved(kind, 0, operation, which)
+        return moved + grown * (tokens - unit) / (unit - self.half._unit(kind))  # noqa: SLF001 - its own kind
 
     def share(self, kind: str, tokens: float) -> float:
         """Tokens over those of a rehearsed visit."""
@@ -159,11 +164,11 @@ class Rehearsal:
         return low, depth - low
 
 
-def _sum(traffic: Traffic, operation: str, which: Which, states: bool | None) -> float:
+def _sum(traffic: Traffic, operation: str, which: Which) -> float:
     return sum(
         num_bytes
         for (made, kind), num_bytes in traffic.num_bytes.items()
-        if made == operation and which(kind) and states in (None, is_state(kind))
+        if made == operation and which(kind)
     )
 
 

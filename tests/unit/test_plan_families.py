@@ -21,7 +21,8 @@ from tiercache.usual import usual_profile
 
 NODE, NODES, TAIL, BRANCHES = 64, 3, 8, 2
 LIMITS = {"max_node_tokens": NODE, "max_visit_tokens": BRANCHES * TAIL}
-FAMILIES = ["llama", "lfm2"]
+FAMILIES = ("llama", "gemma3", "lfm2", "qwen3_5", "deepseek_v3", "mixtral", "mamba2")
+ALL = (*model_zoo.FAMILIES, *model_zoo.LATENTS, *model_zoo.SELECTIONS, *model_zoo.STATES)
 HERE = Hardware(
     name="here",
     source="made up",
@@ -46,7 +47,10 @@ def planned(model: Any, device: int, **budgets: int) -> Any:
     return plan_job(model.config, job, HERE, device=device, names=("layer_inputs",), **LIMITS, **budgets)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [*FAMILIES, *(pytest.param(name, marks=pytest.mark.long) for name in ALL if name not in FAMILIES)],
+)
 def test_bytes_and_least_budgets_are_those_of_the_step(family: str) -> None:
     model = model_zoo.build(family, dtype=torch.float32)
     with open_store(device="64MiB") as store:
