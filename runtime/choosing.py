@@ -57,7 +57,7 @@ class Costs:
                 keys = start + num_tokens / 2
                 keys = keys if layer.window is None else min(keys, layer.window)
                 attention += 4.0 * num_tokens * keys * width
-        attention_s = attention / speed.attention_flops_per_s
+        attention_s = speed.attention_s(attention, 0.25 * num_tokens)
         elementwise = 2.0 * self.shape.activation_bytes_per_token / self.profile.memory_bytes_per_s
         product = self.shape.flops_per_token / speed.matmul_flops_per_s
         return num_tokens * (product + elementwise) + attention_s, attention_s

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from tiercache.profile import Profile
 
+_DOUBT = (
+    1.25  # speeds of copies beside compute are known to about a quarter: what is kept should pay for sure
+)
 _TIER_SHARE = (0.75, 0.9, 0.9)  # of each tier; the rest is for what is on its way and what tails bring up
 
 
@@ -35,7 +38,7 @@ def price_of_room(begin: int, end: int, rooms: Sequence[Room], hidden_s: float) 
         here = max(0.0, min(end, ceiling) - max(begin, floor))
         if here > 0 or not where:
             copy_s = here * room.speed_s_per_byte
-            price_s += copy_s * (1.0 - room.compute_share) + max(0.0, copy_s - hidden_s)
+            price_s += _DOUBT * (copy_s * (1.0 - room.compute_share) + max(0.0, copy_s - hidden_s))
             where = room.name
         floor = ceiling
     return None if end > floor else (price_s, where)

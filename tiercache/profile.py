@@ -63,16 +63,23 @@ class ComputeSpeed:
         matmul_flops_per_s: of products that are large every way.
         attention_flops_per_s, attention_backward_flops_per_s: of one page's product and its backward.
         matmul_half_dim: smallest dimension at which a product reaches half of its speed.
+        attention_half_queries: queries over one page at which attention reaches half of its speed.
     """
 
     matmul_flops_per_s: float
     attention_flops_per_s: float
     attention_backward_flops_per_s: float
     matmul_half_dim: float = 0.0
+    attention_half_queries: float = 0.0
 
     def matmul_s(self, flops: float, smallest_dim: float) -> float:
         """Seconds of a matrix product."""
         return flops / self.matmul_flops_per_s * (1.0 + self.matmul_half_dim / max(1.0, smallest_dim))
+
+    def attention_s(self, flops: float, queries: float, *, backward: bool = False) -> float:
+        """Seconds of attention of so many queries in one call."""
+        rate = self.attention_backward_flops_per_s if backward else self.attention_flops_per_s
+        return flops / rate * (1.0 + self.attention_half_queries / max(1.0, queries))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +221,7 @@ def _records(kind: type[_Record], table: Mapping[str, Mapping[str, float]]) -> d
 
 
 def _positive(what: str, value: object) -> float:
-    zero = what.endswith(("latency_s", "half_dim", "fresh_s_per_byte"))
+    zero = what.endswith(("latency_s", "half_dim", "half_queries", "fresh_s_per_byte"))
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not (value > 0 or (zero and value == 0)):  # type: ignore[operator]
         raise ConfigError(f"profile: {what}", got=value, limit=">= 0" if zero else "> 0")

@@ -54,7 +54,7 @@ def usual_profile(*, accelerator: bool) -> Profile:
     )
     disk = TierSpeed(
         read_bytes_per_s=1.5e9, write_bytes_per_s=1.2e9, read_latency_s=150e-6, write_latency_s=150e-6,
-        compute_share=0.9,
+        compute_share=0.7,
     )  # fmt: skip
     return Profile(
         tiers={"host": host, "disk": disk},

@@ -16,6 +16,7 @@ from torch.utils.flop_counter import flop_registry
 from tiercache.profile import Profile
 
 _BACKWARD_PRODUCTS = 2.5  # of attention: five matrix products where the forward has two
+_MAPPED_BYTES = 32 << 20  # glibc gives tensors of that size back at once, and never had them before
 _PICKING = (
     "aten::embedding",
     "aten::index_select",
@@ -78,7 +79,8 @@ class WorkCounter(TorchDispatchMode):
     """Adds up the work of every operator inside the block, and follows the bytes of what is alive.
 
     To be entered inside a `FakeTensorMode`. Matrix products cost the longer of their arithmetic and of reading their
-    operands; all else costs the bytes that it reads and writes.
+    operands, on a host both one after the other: a core that waits for memory does not multiply. All else costs the
+    bytes that it reads and writes.
 
     Attributes:
         work: since the last `reset`.
@@ -89,12 +91,14 @@ class WorkCounter(TorchDispatchMode):
     def __init__(self, profile: Profile) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._profile = profile
+        self._on_host = profile.machine is not None and profile.machine.accelerator is None
         self._known: dict[int, int] = {}
         self._silent = 0
         self.work = Work()
         self.live_bytes = 0
         self.peak_bytes = 0
         self._had_bytes = 0  # memory that the process has: more than is alive is new to it
+        self._mapped_bytes = 0  # of the operator's tensors that the C library asks the system for one by one
 
     def released(self) -> None:
         """Memory that is not alive was given back."""
@@ -126,9 +130,9 @@ class WorkCounter(TorchDispatchMode):
         if self._silent:
             return out
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
-        if self.live_bytes > self._had_bytes:
-            self.work.fresh_s += (self.live_bytes - self._had_bytes) * self._profile.fresh_s_per_byte
-            self._had_bytes = self.live_bytes
+        fresh_bytes = max(self._mapped_bytes, self.live_bytes - self._had_bytes)
+        self.work.fresh_s += fresh_bytes * self._profile.fresh_s_per_byte
+        self._had_bytes, self._mapped_bytes = max(self._had_bytes, self.live_bytes), 0
         name = func.name().partition(".")[0]
         if not func.is_view and name.startswith("aten::") and name not in _NO_WORK:
             self._price(func, args, kwargs or {}, out, inputs, outputs)
@@ -142,6 +146,7 @@ class WorkCounter(TorchDispatchMode):
         size = 0 if self._silent else int(storage.nbytes())
         self._known[key] = size
         self.live_bytes += size
+        self._mapped_bytes += size if size >= _MAPPED_BYTES else 0
         weakref.finalize(storage, self._forget, key)
 
     def _forget(self, key: int) -> None:
@@ -164,16 +169,18 @@ class WorkCounter(TorchDispatchMode):
         name = func.name()
         if "attention" in name:
             speed = profile.computing(inputs[0].dtype)
-            flops, backward = _attention_flops(args), "backward" in name
-            work.attention_flops += flops * (_BACKWARD_PRODUCTS if backward else 1.0)
-            rate = speed.attention_backward_flops_per_s if backward else speed.attention_flops_per_s
-            work.attention_s += flops * (_BACKWARD_PRODUCTS if backward else 1.0) / rate
+            flops, queries = _attention(args)
+            backward = "backward" in name
+            flops *= _BACKWARD_PRODUCTS if backward else 1.0
+            work.attention_flops += flops
+            work.attention_s += speed.attention_s(flops, queries, backward=backward)
         elif func.overloadpacket in flop_registry:
             speed = profile.computing(inputs[0].dtype)
             flops = float(flop_registry[func.overloadpacket](*args, **kwargs, out_val=out))
             work.matmul_flops += flops
             arithmetic_s = speed.matmul_s(flops, min(min(x.shape[-2:]) for x in (*inputs[-2:], *outputs)))
-            work.matmul_s += max(arithmetic_s, moved / profile.memory_bytes_per_s)
+            memory_s = moved / profile.memory_bytes_per_s
+            work.matmul_s += arithmetic_s + memory_s if self._on_host else max(arithmetic_s, memory_s)
         else:
             work.moved_bytes += moved
             work.elementwise_s += moved / profile.memory_bytes_per_s
@@ -183,10 +190,14 @@ def _id_of(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)  # noqa: SLF001
 
 
-def _attention_flops(args: tuple[Any, ...]) -> float:
-    """Two products of every query with every key it sees; a causal block sees half."""
+def _attention(args: tuple[Any, ...]) -> tuple[float, float]:
+    """Floating-point operations of two products of every query with every key it sees, and queries that see as many.
+
+    A causal block sees half, in strips that are a quarter as long on the average.
+    """
     tensors = [x for x in args if isinstance(x, torch.Tensor) and x.dim() == 4]
     q, k = (tensors[0], tensors[1]) if len(tensors) < 5 else (tensors[1], tensors[2])
     causal = any(x is True for x in args)
     batch, heads, length, width = q.shape
-    return 4.0 * batch * heads * length * k.shape[2] * width * (0.5 if causal else 1.0)
+    flops = 4.0 * batch * heads * length * k.shape[2] * width
+    return (0.5 * flops, 0.25 * length) if causal else (flops, length)

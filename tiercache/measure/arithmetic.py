@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +15,10 @@ from tiercache.profile import ComputeSpeed
 _ROWS, _WIDTH = 1024, 2048
 _FEW = 64  # rows of a thin product, such as a chunk of the vocabulary's
 _HEADS, _LENGTH, _HEAD_WIDTH = 8, 1024, 64
+_FEW_QUERIES = 128  # as of one row's tail
+_LAYERS = 8  # whose weights take turns, as a model's do: none is in a cache when it is next needed
 _OPS = 200
-_INPUTS = 8  # of elementwise work, so that none stays in the fastest cache
+_INPUTS = 4  # of elementwise work, each more than a core's own caches hold
 _FRESH_BYTES = 64 << 20  # more than a C library keeps of freed memory
 _GROWTH = {"cpu": 1, "cuda": 4}  # an accelerator needs larger pieces to show its speed
 
@@ -33,9 +36,10 @@ def product(device: torch.device, dtype: torch.dtype) -> tuple[Work, int]:
     rows, width, wait = _rows(device), growth * _WIDTH, finished(device)
     x = torch.randn(rows, width, device=device).to(dtype)
     weight = torch.randn(width, width, device=device).to(dtype)
+    layers = itertools.cycle([(x.clone(), weight.clone()) for _ in range(_LAYERS)])
 
     def run() -> None:
-        torch.nn.functional.linear(x, weight)
+        torch.nn.functional.linear(*next(layers))
         wait()
 
     return run, 2 * rows * width * width
@@ -95,10 +99,29 @@ def measure_compute(
     """Speeds of a dtype."""
     flops_per_s, half_dim = measure_products(device, dtype, budget)
     growth = _GROWTH.get(device.type, 1)
-    shape = (1, growth * _HEADS, growth * _LENGTH, _HEAD_WIDTH)
-    q, k, v, grad = (torch.randn(shape, device=device).to(dtype) for _ in range(4))
-    attention_flops = 4 * shape[1] * shape[2] ** 2 * shape[3]
-    wait = finished(device)
+    length = growth * _LENGTH
+    forward_s, backward_s = _attention_s_per_flop(device, dtype, budget, kernels, length)
+    few = sum(_attention_s_per_flop(device, dtype, budget, kernels, _FEW_QUERIES))
+    slope = max(0.0, few / (forward_s + backward_s) - 1) / (1 / _FEW_QUERIES - 1 / length)
+    most = 1 + slope / length  # what the long one lost
+    return ComputeSpeed(
+        matmul_flops_per_s=flops_per_s,
+        matmul_half_dim=half_dim,
+        attention_flops_per_s=most / forward_s,
+        attention_backward_flops_per_s=most / backward_s,
+        attention_half_queries=slope,
+    )
+
+
+def _attention_s_per_flop(
+    device: torch.device, dtype: torch.dtype, budget: Budget, kernels: AttentionKernels, queries: int
+) -> tuple[float, float]:
+    """Seconds a floating-point operation, forward and backward, of so many queries over a page."""
+    growth, wait = _GROWTH.get(device.type, 1), finished(device)
+    heads, length = growth * _HEADS, growth * _LENGTH
+    q, grad = (torch.randn(1, heads, queries, _HEAD_WIDTH, device=device).to(dtype) for _ in range(2))
+    k, v = (torch.randn(1, heads, length, _HEAD_WIDTH, device=device).to(dtype) for _ in range(2))
+    flops = 4 * heads * queries * length * _HEAD_WIDTH
     kept = kernels.forward(q, k, v)
 
     def forward() -> None:
@@ -109,12 +132,7 @@ def measure_compute(
         kernels.backward(grad, q, k, v, kept)
         wait()
 
-    return ComputeSpeed(
-        matmul_flops_per_s=flops_per_s,
-        matmul_half_dim=half_dim,
-        attention_flops_per_s=attention_flops / time_of(forward, budget),
-        attention_backward_flops_per_s=2.5 * attention_flops / time_of(backward, budget),
-    )
+    return time_of(forward, budget) / flops, time_of(backward, budget) / (2.5 * flops)
 
 
 def measure_stream(device: torch.device, budget: Budget) -> float:
@@ -124,7 +142,8 @@ def measure_stream(device: torch.device, budget: Budget) -> float:
     """
     wait, growth = finished(device), _GROWTH.get(device.type, 1)
     inputs = [
-        torch.randn(_rows(device), growth * _WIDTH // 4, device=device).bfloat16() for _ in range(_INPUTS)
+        torch.randn(2 * _rows(device), growth * 3 * _WIDTH // 4, device=device).bfloat16()
+        for _ in range(_INPUTS)
     ]
 
     def run() -> None:
