@@ -12,6 +12,7 @@ import pytest
 from disk_pages import MIB, check_hit, key_of, put, run_python
 
 from tiercache.errors import PageCorruptError, TierIOError
+from tiercache.tiers import disk_index_files, disk_reader
 from tiercache.tiers.disk import DiskTier
 from tiercache.tiers.disk_index import DiskIndex
 from tiercache.tiers.disk_reader import DiskReader
@@ -144,6 +145,77 @@ def test_an_index_that_cannot_be_finished_is_made_again(root, monkeypatch):
     assert tier.lookup(key_of(COUNT).digest) is None
     tier.close()
     assert seen_by_a_reader(root) == COUNT
+
+
+@pytest.mark.parametrize("fault", ["sync", "leftovers"])
+@pytest.mark.parametrize("durability", ["process", "power"])
+def test_a_failure_after_the_index_got_its_name_loses_nothing(root, monkeypatch, fault, durability):
+    """What is committed later is in the index that has the name."""
+    tier = DiskTier(root, 16 * MIB, durability=durability)
+    tier.close()
+    damage(root)
+
+    def fails(*_, **__):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        if fault == "sync":
+            patch.setattr(disk_index_files, "sync_directory", fails)
+        else:
+            patch.setattr(shutil, "rmtree", fails)
+        tier = DiskTier(root, 16 * MIB, durability=durability)
+        put(tier, COUNT)
+        tier.flush()
+        tier.close()
+    assert seen_by_a_reader(root) == COUNT + 1
+    tier = DiskTier(root, 16 * MIB, durability=durability)
+    assert all(check_hit(tier, number) for number in range(COUNT + 1))
+    tier.close()
+    assert sorted(path.name for path in root.iterdir()) == ["LOCK", "STORE", "drive0", "index"]
+
+
+def test_a_store_without_an_index_leaves_such_folders_alone(tmp_path):
+    for name in ("index", "index.old", "index.new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "notes").write_text(name)
+    DiskTier(tmp_path, 16 * MIB, durability="scratch").close()
+    for name in ("index", "index.old", "index.new"):
+        assert (tmp_path / name / "notes").read_text() == name
+
+
+def test_a_deletion_that_is_committed_later_is_no_failure(root, monkeypatch):
+    real, failures = DiskIndex.apply, []
+
+    def once(self, changes):
+        if not failures:
+            failures.append(changes)
+            full()
+        real(self, changes)
+
+    tier = DiskTier(root, 16 * MIB, durability="process")
+    with monkeypatch.context() as patch:
+        patch.setattr(DiskIndex, "apply", once)
+        assert tier.remove(key_of(0).digest)
+        tier.flush()
+        assert failures
+    tier.close()
+    assert seen_by_a_reader(root) == COUNT - 1
+
+
+def test_a_reader_that_meets_the_rename_opens_what_took_its_place(root, monkeypatch):
+    """The folder moves between its look and its open."""
+    real, moves = disk_reader.is_ours, []
+
+    def moved(path):
+        if not moves:
+            moves.append(path)
+            (root / "index").rename(root / "index.old")
+            shutil.copytree(root / "index.old", root / "index")
+        return real(path)
+
+    monkeypatch.setattr(disk_reader, "is_ours", moved)
+    assert seen_by_a_reader(root) == COUNT
+    assert moves
 
 
 def test_flush_tells_of_records_that_stay_out_of_the_index(tmp_path, monkeypatch):

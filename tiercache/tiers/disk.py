@@ -121,6 +121,8 @@ class DiskTier(Tier):
         self._lock = None
         if self.core is not None:
             self.core.close(self._timeout_s)
+        if self._writer is not None:
+            self._writer.join(self._timeout_s)
         if self._index is not None:
             self._index.close()
 
@@ -152,7 +154,8 @@ class DiskTier(Tier):
 
     def _finish_index(self) -> None:
         if self._index is not None and self._writer is not None:
-            disk_recovery.finish_index(self.core, self._writer, self._index, self._root, self._timeout_s)
+            parts, sync = (self.core, self._writer, self._index, self._root), self.durability == "power"
+            disk_recovery.finish_index(*parts, self._timeout_s, sync=sync)
 
     def _say_once(self) -> None:
         for line in self.refused_files:
@@ -162,8 +165,7 @@ class DiskTier(Tier):
 
     def trim(self) -> int:
         """Removes segment files without records, and the files that were refused at open. Returns bytes freed."""
-        refused = True
-        return int(self.core.trim(refused))
+        return int(self.core.trim(True))  # noqa: FBT003 - refused files too
 
     # ---- the contract ----
 
@@ -240,7 +242,7 @@ class DiskTier(Tier):
         """
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         done = self.core.flush(limit_s)
-        failure = None if self._writer is None else self._writer.take_failure()
+        failure = None if self._writer is None else self._writer.take_failure(now=not done)
         if failure is not None:
             raise TierIOError("disk tier: flush", got=failure, remedy="free disk space") from failure
         if not done:
@@ -270,16 +272,15 @@ class DiskTier(Tier):
             return
         try:
             self.core.journal_hits()
-            self.core.flush(min(self._timeout_s, 10.0))
-            self._finish_index()
+            if self.core.flush(min(self._timeout_s, 10.0)):
+                self._finish_index()
             self._store.next_sequence = self.core.next_sequence
         except TierCacheError as error:
             _log.warning("disk tier: close of %s: %s", self._root, error)
         calm = self.core.close(self._timeout_s)
         if not calm:
-            _log.warning(
-                "disk tier: close of %s: I/O was still in flight after %s s", self._root, self._timeout_s
-            )
+            what = "disk tier: close of %s: I/O was still in flight after %s s"
+            _log.warning(what, self._root, self._timeout_s)
         if self._writer is not None:
             self._writer.join(self._timeout_s)
         if self._index is not None and calm:

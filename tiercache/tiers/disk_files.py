@@ -176,7 +176,8 @@ def next_epoch(directories: list[Path], durability: str) -> tuple[StoreFile, Sto
         boot_id=boot_id(),
         index_crc=None,
     )
-    if not was.trusts_index(store.boot_id):
+    kept = was.epoch > 0 and was.durability != "scratch"
+    if kept and not was.trusts_index(store.boot_id):
         set_aside(root)  # first: the file that is written next no longer says so
     write_store_file(root, store, sync=durability == "power")
     return was, store

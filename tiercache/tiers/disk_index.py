@@ -10,7 +10,6 @@ import stat
 import struct
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -19,7 +18,6 @@ import numpy as np
 
 from tiercache import _core
 from tiercache.errors import StoreLockedError, TierIOError
-from tiercache.tiers import disk_index_files
 
 Change = tuple[bytes, int, bytes | None]
 
@@ -40,7 +38,7 @@ class DiskIndex:
     """One environment, written by one thread.
 
     Args:
-        path: directory of the environment. Follows it to its place.
+        path: directory of the environment. It may be renamed while it is open.
         capacity_bytes: budget of the tier; fixes the size of the map.
         sync: commits survive a power cut when `apply` returns.
         readonly: opened beside another process's writer.
@@ -48,49 +46,34 @@ class DiskIndex:
 
     def __init__(self, path: Path, capacity_bytes: int, *, sync: bool, readonly: bool = False) -> None:
         records = capacity_bytes // _SMALLEST_RECORD_BYTES
-        self._map_bytes = min(max(16 << 20, records * _MAP_BYTES_PER_RECORD), 16 << 30)
-        self._sync, self._readonly = sync, readonly
-        self._moving = threading.Lock()
+        map_bytes = min(max(16 << 20, records * _MAP_BYTES_PER_RECORD), 16 << 30)
         self.path = path
         if not readonly:
             path.mkdir(mode=0o700, exist_ok=True)
-        self._env = self._open()
-
-    def _open(self) -> lmdb.Environment:
         try:
-            env = lmdb.open(
-                str(self.path),
-                map_size=0 if self._readonly else self._map_bytes,  # 0: as the writer fixed it
+            self._env = lmdb.open(
+                str(path),
+                map_size=0 if readonly else map_bytes,  # 0: as the writer fixed it
                 mode=0o600,
-                sync=self._sync,
-                metasync=self._sync,
+                sync=sync,
+                metasync=sync,
                 writemap=False,
                 readahead=False,
-                readonly=self._readonly,
-                lock=not self._readonly or os.access(self.path, os.W_OK),
-                create=not self._readonly,
+                readonly=readonly,
+                lock=not readonly or os.access(path, os.W_OK),
+                create=not readonly,
                 max_readers=1024,
             )
         except lmdb.Error as error:
             if "already open" in str(error):
-                raise StoreLockedError(f"disk tier: {self.path} is open in this process already") from error
-            raise TierIOError(f"disk tier: open of the index {self.path}", got=error) from error
-        if not self._readonly:
-            env.reader_check()
-        return env
-
-    def put_in_place(self, root: Path) -> None:
-        """Gives an index that was made anew its name; changes wait meanwhile. Raises TierIOError."""
-        with self._moving:
-            self._env.close()  # LMDB knows an environment by its path
-            try:
-                self.path = disk_index_files.put_in_place(root, sync=self._sync)
-            finally:
-                self._env = self._open()
+                raise StoreLockedError(f"disk tier: {path} is open in this process already") from error
+            raise TierIOError(f"disk tier: open of the index {path}", got=error) from error
+        if not readonly:
+            self._env.reader_check()
 
     def apply(self, changes: Sequence[Change]) -> None:
         """Commits changes in order. A deletion counts only for the very record it was meant for."""
-        with self._moving, self._env.begin(write=True) as txn:
+        with self._env.begin(write=True) as txn:
             for digest, sequence, value in changes:
                 if value is not None:
                     txn.put(digest, value)
@@ -119,10 +102,6 @@ class DiskIndex:
         with self._env.begin(write=True) as txn:
             for digest in digests:
                 txn.delete(digest)
-
-    def sync(self) -> None:
-        """Everything committed survives a power cut when this returns."""
-        self._env.sync(force=True)
 
     def close(self) -> None:
         """Ends the environment."""

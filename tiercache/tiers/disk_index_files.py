@@ -9,11 +9,15 @@ Without root/index a writer makes it anew from the segments. So that name is giv
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from tiercache.folders import io_error, sync_directory
+
+_log = logging.getLogger(__name__)
 
 
 def index_to_read(root: Path) -> Path:
@@ -25,36 +29,52 @@ def set_aside(root: Path) -> None:
     """Takes an index that cannot be trusted from its place, in one step. Raises TierIOError."""
     if not os.path.lexists(root / "index"):
         return  # an earlier process set it aside, and did not come to its end
-    _remove(root / "index.old")
     try:
+        _remove(root / "index.old")
         (root / "index").rename(root / "index.old")
     except OSError as error:
         raise io_error(f"disk tier: setting {root / 'index'} aside", error) from error
 
 
 def begin_anew(root: Path) -> Path:
-    """Where an index is made from nothing; what lay in the index's place is set aside."""
+    """Where an index is made from nothing; what lay in the index's place is set aside. Raises TierIOError."""
     set_aside(root)
-    _remove(root / "index.new")
+    try:
+        _remove(root / "index.new")
+    except OSError as error:
+        raise io_error(f"disk tier: removing {root / 'index.new'}", error) from error
     return root / "index.new"
 
 
-def put_in_place(root: Path, *, sync: bool) -> Path:
-    """Gives the whole index its name, in one step; `sync`: that survives a power cut when this returns."""
+def put_in_place(root: Path, *, sync: bool) -> None:
+    """Gives the whole index its name, in one step; `sync`: that survives a power cut when this returns.
+
+    Raises:
+        TierIOError: it has no name yet, or `sync` failed: then a power cut may take it.
+    """
     try:
         (root / "index.new").rename(root / "index")
         if sync:
             sync_directory(root)
     except OSError as error:
         raise io_error(f"disk tier: giving {root / 'index.new'} its name", error) from error
-    remove_leftovers(root)
-    return root / "index"
 
 
 def remove_leftovers(root: Path) -> None:
-    """Removes what an earlier process left beside the index that is in its place."""
-    _remove(root / "index.old")
-    _remove(root / "index.new")
+    """Removes what an earlier process left beside the index that is in its place. What cannot go now stays for the
+    next process: a reader may be in it.
+    """
+    for name in ("index.old", "index.new"):
+        try:
+            _remove(root / name)
+        except OSError as error:
+            _log.warning("disk tier: %s cannot be removed: %s", root / name, error)
+
+
+def make_room(root: Path) -> None:
+    """Gives the room of the index that was set aside to the one being made."""
+    with suppress(OSError):
+        _remove(root / "index.old")
 
 
 def _remove(path: Path) -> None:

@@ -24,7 +24,7 @@ class IndexWriter:
 
     Attributes:
         error: why the last commit failed; None once one works again.
-        whole: whether every commit so far was made: the records of one that failed stay out of the index.
+        whole: whether every record so far was committed: those of a commit that failed stay out of the index.
     """
 
     def __init__(self, core: _core.Disk, index: DiskIndex, *, logged: bool) -> None:
@@ -54,8 +54,9 @@ class IndexWriter:
         except Exception as error:  # disk full, map full, I/O: a miss for a later process, nothing else
             if self.error is None:
                 _log.warning("disk tier: the index cannot be written: %s", error)
-            self.error = self._untold = error
-            self.whole = False
+            self.error = error
+            if any(value is not None for _, _, value in changes):  # deletions wait, and are tried again
+                self._untold, self.whole = error, False
             time.sleep(_RETRY_S)
             return False
         self.error = None
@@ -63,10 +64,12 @@ class IndexWriter:
             self._core.mark_log("committed", b"")
         return True
 
-    def take_failure(self) -> Exception | None:
-        """Why a commit failed since the last call, even when later ones worked."""
+    def take_failure(self, *, now: bool) -> Exception | None:
+        """Why a commit of records failed since the last call, even when later ones worked; `now`: or why the last of
+        any changes did.
+        """
         failure, self._untold = self._untold, None
-        return failure
+        return self.error if failure is None and now else failure
 
     def join(self, timeout_s: float) -> None:
         """Waits for the thread, which ends once the core is closed."""

@@ -10,7 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from tiercache import _core
-from tiercache.errors import ConfigError, PageCorruptError, PageMissingError, StoreClosedError
+from tiercache.errors import (
+    ConfigError,
+    PageCorruptError,
+    PageMissingError,
+    StoreClosedError,
+    TierIOError,
+)
 from tiercache.tiers import disk_files
 from tiercache.tiers.base import ByteArray, PageMeta
 from tiercache.tiers.disk_index import DiskIndex, is_ours, is_sound
@@ -66,16 +72,39 @@ class DiskReader:
         self.store = store
         drives = [str(path / f"drive{number}") for number, path in enumerate(self._roots)]
         self.core = _core.Reader(drives, bytes.fromhex(store.uuid))
-        self.index_path = path = index_to_read(self.root)
-        has_index = store.durability != "scratch" and (path / "data.mdb").is_file()
-        if has_index and not is_ours(path):
-            raise PageCorruptError(f"disk tier: {path} holds other than plain files of this user's")
-        if has_index and not is_sound(path, store.index_crc):
-            remedy = "rebuild it: tiercache store rebuild"
-            raise PageCorruptError(f"disk tier: the index {path} is damaged", remedy=remedy)
-        self._index = DiskIndex(path, 0, sync=False, readonly=True) if has_index else None
+        self._index = self._open_index()
         self._closed = False
         self.damaged_entries = 0
+
+    def _open_index(self) -> DiskIndex | None:
+        """Opens it, again where a writer gave another one its place meanwhile."""
+        for left in reversed(range(_TRIES)):
+            self.index_path = index_to_read(self.root)
+            before = _identity(self.index_path)
+            try:
+                found = self._try_index()
+            except (PageCorruptError, TierIOError):
+                if left == 0 or _identity(index_to_read(self.root)) == before:
+                    raise
+                continue
+            if _identity(index_to_read(self.root)) == before:
+                return found
+            if found is not None:
+                found.close()
+        raise TierIOError(
+            f"disk tier: the index in {self.root} is replaced again and again", remedy="try again"
+        )
+
+    def _try_index(self) -> DiskIndex | None:
+        path = self.index_path
+        if self.store.durability == "scratch" or not (path / "data.mdb").is_file():
+            return None
+        if not is_ours(path):
+            raise PageCorruptError(f"disk tier: {path} holds other than plain files of this user's")
+        if not is_sound(path, self.store.index_crc):
+            remedy = "rebuild it: tiercache store rebuild"
+            raise PageCorruptError(f"disk tier: the index {path} is damaged", remedy=remedy)
+        return DiskIndex(path, 0, sync=False, readonly=True)
 
     def lookup(self, digest: bytes) -> PageMeta | None:
         """What the index says of this key."""
@@ -133,3 +162,12 @@ class DiskReader:
         self._closed = True
         if self._index is not None:
             self._index.close()
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Of the folder that has this name now; None where nothing has."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino

@@ -55,7 +55,9 @@ def rebuild(core: Any, progress: Callable[[int, int], None] | None) -> tuple[int
     return found, adopted, bad
 
 
-def finish_index(core: Any, writer: IndexWriter, index: DiskIndex, root: Path, timeout_s: float) -> None:
+def finish_index(
+    core: Any, writer: IndexWriter, index: DiskIndex, root: Path, timeout_s: float, *, sync: bool
+) -> None:
     """Gives an index that was made anew its name once it has every entry: the next process takes what it lacks for
     free room. Where that cannot be, the next process makes it again.
     """
@@ -63,9 +65,14 @@ def finish_index(core: Any, writer: IndexWriter, index: DiskIndex, root: Path, t
         return
     try:
         _wait_for_entries(core, writer, index, timeout_s)
-        index.put_in_place(root)
+        disk_index_files.put_in_place(root, sync=sync)
     except (TierIOError, StoreTimeoutError) as error:
         _log.warning("disk tier: the index of %s is not whole: %s", root, error)
+        if not writer.whole:  # most likely for lack of room
+            disk_index_files.make_room(root)
+    if (root / "index").exists():
+        index.path = root / "index"
+        disk_index_files.remove_leftovers(root)
 
 
 def _wait_for_entries(core: Any, writer: IndexWriter, index: DiskIndex, timeout_s: float) -> None:
