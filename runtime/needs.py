@@ -7,7 +7,6 @@ from typing import Any
 from tiercache.errors import TierCacheError, TierFullError
 from tiercache.plan import AccessPlan
 from tiercache.runtime.probe import Shape
-from tiercache.runtime.states import is_state
 
 
 def least_bytes(plan: AccessPlan) -> tuple[int, int]:
@@ -24,16 +23,14 @@ def least_bytes(plan: AccessPlan) -> tuple[int, int]:
     return max(plan.live_bytes(), default=0), most_read
 
 
-def least_device_bytes(shape: Shape, node_tokens: int, kept_bytes_per_token: int) -> int:
-    """The second of `least_bytes` for nodes of this length, from the model's shape alone, and the size of a token in
-    the largest page that captures keep for pop.
-    """
+def least_device_bytes(shape: Shape, node_tokens: int) -> int:
+    """The second of `least_bytes` for nodes of this length, from the model's shape alone."""
     pairs = (
         node_tokens * layer.dtype.itemsize * sum(heads * width for heads, width in layer.stored_pages)
         for layer in shape.layers
     )
-    states = (e.num_bytes for e in shape.events["capture"] if e.operation == "put" and is_state(e.kind))
-    return max([*pairs, *states, node_tokens * kept_bytes_per_token])
+    pages = (event.bytes_of(node_tokens) for events in shape.events.values() for event in events)
+    return max([*pairs, *pages], default=0)
 
 
 def check_device(on_device: int, device_bytes: int, error: type[TierCacheError]) -> None:

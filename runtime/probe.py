@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from tiercache.entry import PageKey
@@ -123,6 +124,8 @@ class Shape:
 
 class _Recorder:
     """A store in a dict that notes what it is asked."""
+
+    tensor_types = (FakeTensor,)  # a plan probes a model without bytes
 
     def __init__(self) -> None:
         self.pages: dict[PageKey, torch.Tensor] = {}

@@ -67,9 +67,10 @@ class Work:
             sums.append(getattr(self, name) + (ops_times if is_op else times) * getattr(other, name))
         return Work(*sums)
 
-    def without_attention(self) -> Work:
-        """The rest, none of it below zero."""
-        return Work(*(0.0 if "attention" in name else max(0.0, getattr(self, name)) for name in _FIELDS))
+    def at_least_once(self) -> Work:
+        """What may come once a visit, none of it below zero: neither attention nor new memory goes with tokens."""
+        never = ("attention_flops", "attention_s", "fresh_s")
+        return Work(*(0.0 if name in never else max(0.0, getattr(self, name)) for name in _FIELDS))
 
 
 _FIELDS = tuple(f.name for f in fields(Work))

@@ -91,6 +91,28 @@ def without_bytes() -> Iterator[Any]:
         yield mode
 
 
+@contextmanager
+def _casting_by_replacement() -> Iterator[None]:
+    """Some classes cast a part of themselves as they are built, by a swap that tensors without bytes refuse."""
+
+    def apply(self: nn.Module, function: Any, recurse: bool = True) -> nn.Module:
+        for child in self.children() if recurse else ():
+            apply(child, function)
+        for name, parameter in self._parameters.items():
+            if parameter is not None:
+                self._parameters[name] = nn.Parameter(function(parameter), parameter.requires_grad)
+        for name, buffer in self._buffers.items():
+            self._buffers[name] = None if buffer is None else function(buffer)
+        return self
+
+    own = nn.Module._apply  # noqa: SLF001 - what every cast of a module comes to
+    nn.Module._apply = apply  # type: ignore[method-assign]  # noqa: SLF001
+    try:
+        yield
+    finally:
+        nn.Module._apply = own  # type: ignore[method-assign]  # noqa: SLF001
+
+
 def build_model(config: Any, dtype: torch.dtype) -> nn.Module:
     """The causal LM of a configuration, in training mode; to be called inside `without_bytes`.
 
@@ -103,7 +125,7 @@ def build_model(config: Any, dtype: torch.dtype) -> nn.Module:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        with no_init_weights():
+        with no_init_weights(), _casting_by_replacement():
             model: nn.Module = transformers.AutoModelForCausalLM.from_config(config)
     except (ValueError, KeyError) as error:
         raise ConfigError(

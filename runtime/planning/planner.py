@@ -24,7 +24,6 @@ from tiercache.runtime.tree import Tree, build_tree
 
 OPTIMIZER_BYTES = {"none": 0, "sgd": 0, "adamw": 8}
 """A parameter's optimizer state: AdamW keeps two fp32 moments."""
-_KEEP_INPUTS = ("layer_inputs", "attention")
 _STORE_SHARE = 0.3  # of what weights and sums leave: a visit's activations are let grow to half as much again
 _HOST_SHARE = 0.8
 _SMALLEST_BUDGET = 1 << 26
@@ -214,9 +213,8 @@ class _Planner:
         full = Sizes(node_tokens, tuple(_full_visit(tree, visits)))
         limits = replace(limits, max_node_tokens=node_tokens)
         if nodes:
-            outline = self.stage.outline
-            kept = outline.hidden_size * outline.dtype.itemsize if name in _KEEP_INPUTS else 0
-            check_device(least_device_bytes(shape, node_tokens, kept), budgets.device, PlanError)
+            least = least_device_bytes(self.stage.shape(options.prefix_activations), node_tokens)
+            check_device(least, budgets.device, PlanError)
         rehearsal = self.stage.rehearse(options, full, hardware.profile, min(3, max(2, len(nodes))))
         estimate = estimate_step(tree, visits, rehearsal, budgets, hardware.profile)
         memory = self._held() | {

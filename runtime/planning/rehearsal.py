@@ -100,7 +100,7 @@ class Rehearsal:
         for kind, visited in self.visits.items():
             ratio = self._unit(kind) / half._unit(kind)
             rest = half.visits[kind][0].work.plus(visited[0].work, -1 / ratio)
-            fixed[kind] = Work().plus(rest.without_attention(), ratio / (ratio - 1))
+            fixed[kind] = Work().plus(rest.at_least_once(), ratio / (ratio - 1))
         return replace(self, fixed=fixed, half=half)
 
     def work(self, kind: str, tokens_above: float, tokens: float) -> Work:
@@ -214,6 +214,10 @@ def rehearse(engine: Engine, sizes: Sizes, profile: Profile, depth: int) -> Rehe
         found[visit.kind][above] = visited
     sum_bytes = step.sums.num_bytes
     step.sums.clear()
+    first = next(
+        found["replay"][above] for above in found["replay"]
+    )  # in it the sums came to be, as once a step
+    first.work.fresh_s = max(0.0, first.work.fresh_s - sum_bytes * profile.fresh_s_per_byte)
     by_depth = {kind: [seen[d] for d in sorted(seen)] for kind, seen in found.items()}
     return Rehearsal(sizes, sizes, by_depth, sum_bytes)
 

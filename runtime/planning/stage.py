@@ -13,7 +13,7 @@ from tiercache.profile import Profile
 from tiercache.runtime.adapters import create_adapter
 from tiercache.runtime.engine import Engine
 from tiercache.runtime.kernels import accumulator_dtype
-from tiercache.runtime.options import ReplayOptions
+from tiercache.runtime.options import PrefixActivations, ReplayOptions
 from tiercache.runtime.planning.layers import cut_layers, extend_rehearsal, extend_shape, repeating
 from tiercache.runtime.planning.model import Outline, build_model, outline_of
 from tiercache.runtime.planning.rehearsal import Rehearsal, Sizes, rehearse
@@ -54,7 +54,7 @@ class Stage:
     outline: Outline
     models: list[nn.Module]
     times: int
-    _probed: list[tuple[Engine, Shape]] = field(default_factory=list)
+    _probed: dict[PrefixActivations, list[tuple[Engine, Shape]]] = field(default_factory=dict)
     _rehearsed: dict[tuple[ReplayOptions, Sizes, int], Rehearsal] = field(default_factory=dict)
 
     @classmethod
@@ -76,15 +76,18 @@ class Stage:
         """Of the gradient sums of all parameters."""
         return self.outline.num_parameters * accumulator_dtype(self.outline.dtype).itemsize
 
-    def shape(self) -> Shape:
-        """The whole model as the store sees it when captures keep nothing."""
-        if not self._probed:
-            for model in self.models:
-                engine = _engine(model, ReplayOptions(check_model=False, prefix_activations="recompute"))
-                with engine.running(_ROW_TOKENS, engine.sums, None):
-                    self._probed.append((engine, engine.shape(engine.sums)))
-        shapes = [shape for _, shape in self._probed]
+    def shape(self, kept: PrefixActivations = "recompute") -> Shape:
+        """The whole model as the store sees it when captures keep this."""
+        if kept not in self._probed:
+            options = ReplayOptions(check_model=False, prefix_activations=kept)
+            self._probed[kept] = [self._probe(model, options) for model in self.models]
+        shapes = [shape for _, shape in self._probed[kept]]
         return shapes[0] if not self.times else extend_shape(shapes[0], shapes[1], self.times)
+
+    def _probe(self, model: nn.Module, options: ReplayOptions) -> tuple[Engine, Shape]:
+        engine = _engine(model, options)
+        with engine.running(_ROW_TOKENS, engine.sums, None):
+            return engine, engine.shape(engine.sums)
 
     def rehearse(self, options: ReplayOptions, full: Sizes, profile: Profile, depth: int) -> Rehearsal:
         """Costs of the whole model's visits of these sizes, from shorter ones behind up to `depth` nodes."""
@@ -92,7 +95,7 @@ class Stage:
         key = (options, sizes, depth)
         if key not in self._rehearsed:
             found = []
-            for probed, _ in self._probed:
+            for probed, _ in self._probed["recompute"]:
                 whole = self._walk(probed, options, sizes, profile, depth)
                 found.append(whole.with_halves(self._walk(probed, options, sizes.halved(), profile, 1)))
             self._rehearsed[key] = (

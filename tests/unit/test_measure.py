@@ -7,6 +7,7 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -105,21 +106,36 @@ def test_measuring_leaves_torch_alone(small_pages: None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "available", "pieces"), [(600, 10_000, 2), (1 << 40, 1100, 3), (100, 100, 0)]
+    ("asked", "available", "pieces"), [(600, 10_000, 2), (5000, 10_000, 3), (1 << 40, 700, 2), (100, 100, 0)]
 )
 def test_memory_is_touched_within_what_is_available_and_given_back(
     monkeypatch: pytest.MonkeyPatch, asked: int, available: int, pieces: int
 ) -> None:
     taken = []
 
+    class Piece(mmap.mmap):
+        """Counts what is written, and has a kernel without huge pages."""
+
+        writes = 0
+
+        def __setitem__(self, offset: Any, value: Any) -> None:
+            self.writes += 1
+            super().__setitem__(offset, value)
+
+        def madvise(self, *_: Any) -> None:
+            raise OSError(22, "Invalid argument")
+
     def mapped(handle: int, num_bytes: int) -> mmap.mmap:
-        taken.append(mmap.mmap(handle, num_bytes))
+        if len(taken) == 3:
+            raise OSError(12, "Cannot allocate memory")
+        taken.append(Piece(handle, num_bytes))
         return taken[-1]
 
+    stand_in = SimpleNamespace(mmap=mapped, PAGESIZE=mmap.PAGESIZE, MADV_HUGEPAGE=14)
     monkeypatch.setattr(first_touch, "_core", SimpleNamespace(available_memory=lambda: available << 20))
-    monkeypatch.setattr(first_touch, "mmap", SimpleNamespace(mmap=mapped, PAGESIZE=mmap.PAGESIZE))
+    monkeypatch.setattr(first_touch, "mmap", stand_in)
     before = resident_bytes()
     assert touch_memory(asked << 20) >= 0
     assert len(taken) == pieces
-    assert all(piece.closed for piece in taken)
+    assert all(piece.closed and piece.writes == (256 << 20) // mmap.PAGESIZE for piece in taken)
     assert resident_bytes() < before + (64 << 20)

@@ -40,11 +40,19 @@ def rows() -> list[Row]:
     return [Row(torch.cat([prompt, t]), torch.arange(len(prompt) + TAIL) >= len(prompt)) for t in tails]
 
 
-def planned(model: Any, device: int, **budgets: int) -> Any:
+def planned(model: Any, device: int, kept: str = "layer_inputs", **budgets: int) -> Any:
     job = Job(
         prompt_tokens=NODES * NODE, tail_tokens=TAIL, branches=BRANCHES, dtype=torch.float32, optimizer="none"
     )
-    return plan_job(model.config, job, HERE, device=device, names=("layer_inputs",), **LIMITS, **budgets)
+    return plan_job(model.config, job, HERE, device=device, names=(kept,), **LIMITS, **budgets)
+
+
+def accesses_of(replay: BranchReplay) -> Any:
+    engine = replay.engine
+    step = engine.make_step(check_rows(rows(), model_zoo.VOCAB))
+    with engine.running(step.tree.longest_row, step.sums, None):
+        shape = engine.shape(step.sums)
+    return plan_accesses(engine.runner, step, engine.visits(step, "step"), shape)
 
 
 @pytest.mark.parametrize(
@@ -55,11 +63,7 @@ def test_bytes_and_least_budgets_are_those_of_the_step(family: str) -> None:
     model = model_zoo.build(family, dtype=torch.float32)
     with open_store(device="64MiB") as store:
         replay = BranchReplay(model, store, check_model=False, **LIMITS)
-        engine = replay.engine
-        step = engine.make_step(check_rows(rows(), model_zoo.VOCAB))
-        with engine.running(step.tree.longest_row, step.sums, None):
-            shape = engine.shape(step.sums)
-        accesses = plan_accesses(engine.runner, step, engine.visits(step, "step"), shape)
+        accesses = accesses_of(replay)
         replay.backward(rows(), lambda logps, row: logps.sum())
         walked = store.stats().bytes_peak["device"]
     in_all, on_device = least_bytes(accesses)
@@ -74,3 +78,15 @@ def test_bytes_and_least_budgets_are_those_of_the_step(family: str) -> None:
         replay = BranchReplay(model, store, check_model=False, **LIMITS)
         with pytest.raises(TierFullError, match=rf"at least {on_device}\b"):
             replay.backward(rows(), lambda logps, row: logps.sum())
+
+
+@pytest.mark.parametrize("kept", ["recompute", "attention", "all"])
+@pytest.mark.parametrize("family", ["gemma3", "deepseek_v3"])
+def test_the_least_device_budget_is_that_of_each_choice(family: str, kept: str) -> None:
+    model = model_zoo.build(family, dtype=torch.float32)
+    with open_store(device="64MiB") as store:
+        replay = BranchReplay(model, store, check_model=False, prefix_activations=kept, **LIMITS)
+        _, on_device = least_bytes(accesses_of(replay))
+    planned(model, on_device, kept)
+    with pytest.raises(PlanError, match=rf"at least {on_device}\b"):
+        planned(model, on_device - 1, kept)

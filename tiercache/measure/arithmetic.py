@@ -102,14 +102,15 @@ def measure_compute(
     length = growth * _LENGTH
     forward_s, backward_s = _attention_s_per_flop(device, dtype, budget, kernels, length)
     few = sum(_attention_s_per_flop(device, dtype, budget, kernels, _FEW_QUERIES))
-    slope = max(0.0, few / (forward_s + backward_s) - 1) / (1 / _FEW_QUERIES - 1 / length)
-    most = 1 + slope / length  # what the long one lost
+    # seconds over those of the long call: a part that is always there, and one that queries share
+    shared = max(0.0, few / (forward_s + backward_s) - 1) / (1 / _FEW_QUERIES - 1 / length)
+    least = max(0.1, 1 - shared / length)
     return ComputeSpeed(
         matmul_flops_per_s=flops_per_s,
         matmul_half_dim=half_dim,
-        attention_flops_per_s=most / forward_s,
-        attention_backward_flops_per_s=most / backward_s,
-        attention_half_queries=slope,
+        attention_flops_per_s=1 / (least * forward_s),
+        attention_backward_flops_per_s=1 / (least * backward_s),
+        attention_half_queries=shared / least,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import time
+from contextlib import suppress
 
 from tiercache import _core
 
@@ -24,8 +25,11 @@ def touch_memory(num_bytes: int) -> float:
     begin = time.perf_counter()
     pieces: list[mmap.mmap] = []
     for _ in range(min(num_bytes, int(_core.available_memory() * _AVAILABLE_SHARE)) // _PIECE_BYTES):
-        piece = mmap.mmap(-1, _PIECE_BYTES)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
+        try:
+            piece = mmap.mmap(-1, _PIECE_BYTES)
+        except OSError:  # a limit of the process: what it may not have, it need not touch
+            break
+        with suppress(OSError, AttributeError):  # not in every kernel
             piece.madvise(mmap.MADV_HUGEPAGE)  # a third of the time
         for offset in range(0, _PIECE_BYTES, mmap.PAGESIZE):
             piece[offset] = 1
