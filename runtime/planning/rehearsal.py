@@ -214,9 +214,7 @@ def rehearse(engine: Engine, sizes: Sizes, profile: Profile, depth: int) -> Rehe
         found[visit.kind][above] = visited
     sum_bytes = step.sums.num_bytes
     step.sums.clear()
-    first = next(
-        found["replay"][above] for above in found["replay"]
-    )  # in it the sums came to be, as once a step
+    first = next(iter(found["replay"].values()))  # in it the sums came to be, as once a step
     first.work.fresh_s = max(0.0, first.work.fresh_s - sum_bytes * profile.fresh_s_per_byte)
     by_depth = {kind: [seen[d] for d in sorted(seen)] for kind, seen in found.items()}
     return Rehearsal(sizes, sizes, by_depth, sum_bytes)
