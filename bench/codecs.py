@@ -149,7 +149,7 @@ def main() -> None:
     tensors = {name: tensor_fields(page, measure(page, field, rounds)) for name, page in pages.items()}
     os.sched_setaffinity(0, everywhere)
     kinds = {name: list(pages[name]) for name in ("k", "v", "residual")}
-    disk = disk_gain(kinds, 6, arguments.dir, 3 if arguments.quick else 7)
+    disk = disk_gain(kinds, 6, arguments.dir, 8 if arguments.quick else 60)
     totals = summary(tensors, disk)
     report(tensors, totals)
     result = {"machine": describe_machine(), "goals": GOALS, "missing": missing, "disk": disk}

@@ -96,3 +96,16 @@ def test_runs_of_rare_exponents_make_the_longest_codes(seed):
     assert all(np.array_equal(payload, payloads[0]) for payload in payloads)
     assert payloads[0].size < tensor.nbytes
     assert same_bits(decoded(create_codec("exponent"), payloads[-1], tensor), tensor)
+
+
+@pytest.mark.parametrize("start", [0, 1, 16, 63])
+@pytest.mark.parametrize("size", [0, 1, 15, 63, 64, 65, 127, 128, 191, 1000, 70_001])
+def test_a_copy_past_the_caches_writes_its_bytes_and_no_other(size, start):
+    """Payloads are copied in this way on some processors only, so every one tries it here."""
+    source = np.random.default_rng(size).integers(0, 256, size + 3, dtype=np.uint8)[3:]
+    room = np.full(size + 192, 0xA5, np.uint8)
+    begin = -room.ctypes.data % 64 + start
+    _core.stream_copy(room[begin : begin + size], source)
+    assert np.array_equal(room[begin : begin + size], source)
+    assert (room[:begin] == 0xA5).all()
+    assert (room[begin + size :] == 0xA5).all()

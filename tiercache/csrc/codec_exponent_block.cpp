@@ -92,7 +92,7 @@ void count_vectors(const std::uint8_t* exponents, const BlockShape& shape, Sampl
 
 std::size_t store_block(const std::uint16_t* x, std::size_t n, std::uint8_t* out) {
   out[0] = 0;
-  stream_copy(out + 1, reinterpret_cast<const std::uint8_t*>(x), 2 * n);
+  hand_over(out + 1, reinterpret_cast<const std::uint8_t*>(x), 2 * n);
   return stored_bytes(n);
 }
 
@@ -190,7 +190,7 @@ std::size_t encode_block(const std::uint16_t* x, std::size_t rows, std::size_t c
   for_planes(table, sink.levels,
              [&](const std::uint8_t* plane, std::size_t bytes) { to = append(to, plane, bytes); });
   append(to, s.escapes, sink.num_escapes);
-  stream_copy(out, block, size);
+  hand_over(out, block, size);
   return size;
 }
 

@@ -1,4 +1,4 @@
-// Copies that pass the caches by: for a payload that another part of the machine reads next.
+// Copies of what another part of the machine reads next, some of which pass the caches by.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -9,8 +9,7 @@
 
 namespace tiercache::codec {
 
-// Writes whole cache lines without reading them first. A drive that has just read this memory holds its
-// lines: to get them back line by line takes six times as long as to overwrite them.
+// Writes whole cache lines without reading them first.
 inline void stream_copy(std::uint8_t* to, const std::uint8_t* from, std::size_t size) {
 #if defined(__x86_64__)
   constexpr std::size_t kLine = 64;
@@ -25,6 +24,27 @@ inline void stream_copy(std::uint8_t* to, const std::uint8_t* from, std::size_t 
   }
 #endif
   if (size != 0) std::memcpy(to, from, size);
+}
+
+// Whether lines that another core has read are dear to get back. Beside a drive that has just read the
+// memory, 0.7 MB take 150 to 260 us with ordinary stores and 43 with these on a Xeon. On an EPYC whose cores
+// share a cache, ordinary ones let the drive read out of that: pages are written 1.1 times as fast.
+inline bool lines_are_dear() {
+#if defined(__x86_64__)
+  static const bool dear = (__builtin_cpu_init(), __builtin_cpu_is("intel") != 0);
+  return dear;
+#else
+  return false;
+#endif
+}
+
+// Writes a part of a payload that a drive or another thread reads next, the way that suits the processor.
+inline void hand_over(std::uint8_t* to, const std::uint8_t* from, std::size_t size) {
+  if (lines_are_dear()) {
+    stream_copy(to, from, size);
+  } else if (size != 0) {
+    std::memcpy(to, from, size);
+  }
 }
 
 // Whether a decoder had better write a page past the caches: one that would fill them and lies at a cache

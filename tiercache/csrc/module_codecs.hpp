@@ -8,11 +8,13 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <stdexcept>
 
 #include "codec_emulate.hpp"
 #include "codec_exponent.hpp"
 #include "codec_planes.hpp"
 #include "codec_quant_host.hpp"
+#include "codec_stream.hpp"
 #include "codec_window_host.hpp"
 
 namespace tiercache::codec {
@@ -225,6 +227,18 @@ inline void bind_emulation(nb::module_& m) {
       "body"_a, "shape"_a, "kind"_a, "x"_a);
 }
 
+// A copy that only some processors use, for tests on the others.
+inline void bind_copies(nb::module_& m) {
+  m.def(
+      "stream_copy",
+      [](const WriteBytes& out, const ReadBytes& data) {
+        if (out.size() < data.size()) throw std::invalid_argument("stream_copy: the target is too small");
+        stream_copy(out.data(), data.data(), data.size());
+        stream_fence();
+      },
+      "out"_a, "data"_a);
+}
+
 inline void bind_codecs(nb::module_& m) {
   nb::register_exception_translator(translate_malformed);
   m.def("isa_available", [](int isa) { return isa_available(static_cast<Isa>(isa)); }, "isa"_a);
@@ -233,6 +247,7 @@ inline void bind_codecs(nb::module_& m) {
   bind_exponent(m);
   bind_window(m);
   bind_planes(m);
+  bind_copies(m);
   bind_quant(m);
   bind_emulation(m);
 }
