@@ -7,7 +7,7 @@ from typing import Any
 
 from tiercache.entry import PageKey
 from tiercache.plan import AccessPlan
-from tiercache.runtime.frame import Frame, page_calls
+from tiercache.runtime.frame import Frame, LayerSpec, page_calls, spent_ancestors
 from tiercache.runtime.kinds import of_graph
 from tiercache.runtime.probe import Event, Shape
 from tiercache.runtime.schedule import Visit
@@ -23,15 +23,18 @@ _PHASES = {"capture": "capture", "score": "score", "replay": "replay", "pop": "p
 def plan_accesses(runner: Any, step: Step, visits: Sequence[Visit], shape: Shape) -> AccessPlan:
     """Expands what one visit of each kind was seen to ask of the store over the tree's own nodes and pages."""
     plan = AccessPlan()
+    released: set[PageKey] = set()
     for visit in visits:
-        _plan_visit(plan, runner, step, visit, shape)
+        _plan_visit(plan, runner, step, visit, shape, released)
         if visit.kind == "pop":
-            _plan_discards(plan, step, visit.nodes[0], shape)
+            _plan_discards(plan, step, visit.nodes[0], shape, released)
     return plan
 
 
-def _plan_visit(plan: AccessPlan, runner: Any, step: Step, visit: Visit, shape: Shape) -> None:
-    frame: Frame = runner.frame(step, None, visit.nodes, _PHASES[visit.kind])
+def _plan_visit(
+    plan: AccessPlan, runner: Any, step: Step, visit: Visit, shape: Shape, released: set[PageKey]
+) -> None:
+    frame: Frame = runner.frame(step, None, visit.nodes, _PHASES[visit.kind], visit.spent)
     constant = visit.kind in ("capture", "pop") and not needs_graph(step, visit.nodes[0])
     if constant and visit.kind == "pop":
         return  # its projection alone
@@ -45,6 +48,8 @@ def _plan_visit(plan: AccessPlan, runner: Any, step: Step, visit: Visit, shape: 
             _plan_state(plan, frame, event)
         elif event.role == "ancestor":
             _plan_burst(plan, frame, shape, group)
+            if group[-1].operation == "accumulate":  # a backward
+                _plan_releases(plan, frame, shape.layers[group[0].layer], released)
         elif recorded if event.kind == SELECTION else not (ungraphed and _leaves(event)):
             graph = step.graph if of_graph(event.kind) else 0
             key = PageKey(own.digest, event.layer, event.kind, graph)
@@ -103,9 +108,20 @@ def _plan_burst(plan: AccessPlan, frame: Frame, shape: Shape, group: list[Event]
                 plan.add(event.operation, key, event.bytes_of(ancestor.length))
 
 
-def _plan_discards(plan: AccessPlan, step: Step, node: int, shape: Shape) -> None:
+def _plan_releases(plan: AccessPlan, frame: Frame, layer: LayerSpec, released: set[PageKey]) -> None:
+    """What a layer's backward gives back of ancestors that nobody attends to afterwards."""
+    for ancestor in spent_ancestors(frame, layer.window):
+        for kind in layer.kinds:
+            key = PageKey(ancestor.digest, layer.index, kind)
+            plan.add("discard", key)
+            released.add(key)
+
+
+def _plan_discards(plan: AccessPlan, step: Step, node: int, shape: Shape, released: set[PageKey]) -> None:
+    """What is left of a node once it is popped."""
     for key in content_keys(step.digests[node], shape, recorded=records_selection(step, node)):
-        plan.add("discard", key)
+        if key not in released:
+            plan.add("discard", key)
 
 
 def content_keys(node: bytes, shape: Shape, *, recorded: bool) -> list[PageKey]:

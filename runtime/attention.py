@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from tiercache.entry import PageKey
 from tiercache.runtime.fold import Fold
-from tiercache.runtime.frame import Frame, LayerSpec, PageCall, Piece
+from tiercache.runtime.frame import Frame, LayerSpec, PageCall, Piece, spent_ancestors
 from tiercache.runtime.kernels import Block, accumulator_dtype, block_backward, block_forward
 from tiercache.runtime.latents import Expand, Latents, opened
 from tiercache.runtime.pages import check_recomputed
@@ -230,7 +230,15 @@ def _backward(
         if trainable:
             for kind, grad in zip(layer.kinds, owed, strict=True):
                 frame.store.accumulate(_key(call, layer, f"grad_{kind}", frame.graph), grad)
+    _release_spent(frame, layer)
     return dq, dk, dv
+
+
+def _release_spent(frame: Frame, layer: LayerSpec) -> None:
+    """Gives back the pages of this layer that nobody will attend to: sums grow while they go."""
+    for ancestor in spent_ancestors(frame, layer.window):
+        for kind in layer.kinds:
+            frame.store.release(PageKey(ancestor.digest, layer.index, kind))
 
 
 def _key(call: PageCall, layer: LayerSpec, kind: str, graph: int) -> PageKey:

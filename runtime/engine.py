@@ -234,10 +234,10 @@ class Engine:
             self.runner.score(step, pages, visit.nodes)
         elif visit.kind == "replay":
             fill = None if after_tails is None else partial(_fill, step, visit.nodes, after_tails)
-            self.runner.replay(step, pages, visit.nodes, fill)
+            self.runner.replay(step, pages, visit.nodes, fill, visit.spent)
         else:
             step.check_parameters()
-            self.runner.pop(step, pages, visit.nodes[0])
+            self.runner.pop(step, pages, visit.nodes[0], visit.spent)
             pages.drop_node(step.digests[visit.nodes[0]])
 
 

@@ -31,6 +31,9 @@ class PageStore(Protocol):
     def take(self, key: PageKey) -> torch.Tensor | None:
         """Removes and returns a page."""
 
+    def release(self, key: PageKey) -> None:
+        """Gives a page back that this step will not read again."""
+
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
@@ -115,6 +118,7 @@ class Frame:
         keep_graph: capture leaves its whole graph in the store.
         records_selection: capture leaves what its queries selected for the pop.
         balance: the experts' load-balancing loss, where it is wanted.
+        spent: digests of ancestors that nobody attends to after this visit; its backward gives their pages back.
     """
 
     store: PageStore
@@ -128,6 +132,7 @@ class Frame:
     keep_graph: bool = False
     records_selection: bool = False
     balance: Any = None
+    spent: frozenset[bytes] = frozenset()
     _calls: dict[int | None, list[PageCall]] = field(default_factory=dict)
     _own_bias: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
 
@@ -185,3 +190,12 @@ def page_calls(
         begin = first_key - ancestor.position
         calls.append(PageCall(ancestor, piece.begin, piece.begin + num_queries, begin, ancestor.length, bias))
     return calls
+
+
+def spent_ancestors(frame: Frame, window: int | None) -> list[Ancestor]:
+    """Ancestors that a layer with this window attends to in a visit, and nobody after its backward."""
+    return [
+        ancestor
+        for ancestor in frame.ancestors
+        if ancestor.digest in frame.spent and page_calls(frame.pieces, ancestor, window, None)
+    ]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from tiercache.runtime.selection import INDEX_KEY, SELECTION
 from tiercache.runtime.states import is_state
 
-_OF_TOKENS = ("key", "value", "latent", "rotary_key", INDEX_KEY, SELECTION)
+_ATTENDED_TO = ("key", "value", "latent", "rotary_key")
+_OF_TOKENS = (*_ATTENDED_TO, INDEX_KEY, SELECTION)
 
 
 def of_graph(kind: str) -> bool:
@@ -17,3 +18,8 @@ def of_graph(kind: str) -> bool:
 def is_content(kind: str) -> bool:
     """Whether pages of this kind are a node's own, of so many bytes a token."""
     return kind in _OF_TOKENS
+
+
+def is_attended_to(kind: str) -> bool:
+    """Whether pages of this kind hold what attention products run over."""
+    return kind in _ATTENDED_TO

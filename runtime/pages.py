@@ -45,6 +45,13 @@ class StepPages:
         taken: torch.Tensor | None = self.store.take(key)
         return taken
 
+    def release(self, key: PageKey) -> None:
+        """Gives back this step's references of one page, which it will not read again."""
+        held = self.held.get(key.node)
+        count = held.pop(key, 0) if held else 0
+        if count:
+            self.store.discard([key] * count)
+
     def drop_node(self, node: bytes) -> None:
         """Gives back this step's references of one node's pages."""
         keys = self.held.pop(node, None)

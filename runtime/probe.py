@@ -155,6 +155,9 @@ class _Recorder:
         self._note("take", key, taken)
         return taken
 
+    def release(self, key: PageKey) -> None:
+        raise AssertionError(f"the probe spends no page: {key}")
+
 
 @dataclass(frozen=True, slots=True)
 class _Lease:

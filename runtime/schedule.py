@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from tiercache.errors import PlanError
@@ -18,10 +18,17 @@ _ROOTS = -1
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """One capture, score, replay or pop. Tails that share a parent are scored and replayed together."""
+    """One capture, score, replay or pop. Tails that share a parent are scored and replayed together.
+
+    Attributes:
+        kind: what is done.
+        nodes: with which.
+        spent: captured nodes to whose pages nobody attends after this visit's backward.
+    """
 
     kind: VisitKind
     nodes: tuple[int, ...]
+    spent: frozenset[int] = field(default=frozenset(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +175,18 @@ def plan_visits(
             if pops:
                 stack.append((index, "leave"))
             enter(index)
-    return visits
+    return _with_spent(tree, visits) if pops else visits
+
+
+def _with_spent(tree: Tree, visits: list[Visit]) -> list[Visit]:
+    """The same visits, each with the ancestors for which it is the last one below."""
+    seen: set[int] = set()
+    marked: list[Visit] = []
+    for visit in reversed(visits):
+        ancestors = frozenset(tree.path(visit.nodes[0])[:-1])
+        marked.append(replace(visit, spent=ancestors - seen) if visit.kind in ("replay", "pop") else visit)
+        seen |= ancestors
+    return marked[::-1]
 
 
 def plan_passes(

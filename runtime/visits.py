@@ -43,8 +43,15 @@ class VisitRunner:
         self.balanced = balanced
         self.share_dropout, self.debug = share_dropout, debug
 
-    def frame(self, step: Step, store: PageStore, nodes: tuple[int, ...], phase: str) -> Frame:
-        """The frame of a visit of `nodes`, which share a parent."""
+    def frame(
+        self,
+        step: Step,
+        store: PageStore,
+        nodes: tuple[int, ...],
+        phase: str,
+        spent: frozenset[int] = frozenset(),
+    ) -> Frame:
+        """The frame of a visit of `nodes`, which share a parent; `spent` as in `Visit`."""
         tree, pieces, at = step.tree, [], 0
         for index in nodes:
             node = tree.nodes[index]
@@ -67,7 +74,12 @@ class VisitRunner:
             keep_graph=kept == "all",
             records_selection=phase == "capture" and records_selection(step, nodes[0]),
             balance=step.balance,
+            spent=self._spent(step, spent),
         )
+
+    def _spent(self, step: Step, nodes: frozenset[int]) -> frozenset[bytes]:
+        """Digests of nodes whose pages go before their pop, which compares them where it is checked."""
+        return frozenset() if self.debug else frozenset(step.digests[node] for node in nodes)
 
     def _hidden(self, step: Step, frame: Frame) -> torch.Tensor:
         """[n, E] last hidden states at the terms of the frame's nodes, in order."""
@@ -179,10 +191,18 @@ class VisitRunner:
         self._keep_values(step, frame, hidden, targets)
 
     def replay(
-        self, step: Step, store: PageStore, leaves: tuple[int, ...], fill_gradients: Callable[[], None] | None
+        self,
+        step: Step,
+        store: PageStore,
+        leaves: tuple[int, ...],
+        fill_gradients: Callable[[], None] | None,
+        spent: frozenset[int] = frozenset(),
     ) -> None:
-        """Forward and backward of leaves; `fill_gradients` is called between, once their values are known."""
-        frame = self.frame(step, store, leaves, "replay")
+        """Forward and backward of leaves; `fill_gradients` is called between, once their values are known.
+
+        `spent`: ancestors whose pages are given back on the way, as in `Visit`.
+        """
+        frame = self.frame(step, store, leaves, "replay", spent)
         with torch.enable_grad():
             hidden = self._hidden(step, frame)
         targets = self.targets(step, frame)
@@ -191,11 +211,11 @@ class VisitRunner:
             fill_gradients()
         self._backward(step, frame, hidden, targets)
 
-    def pop(self, step: Step, store: PageStore, index: int) -> None:
-        """Backward of a captured node, after all its descendants."""
+    def pop(self, step: Step, store: PageStore, index: int, spent: frozenset[int] = frozenset()) -> None:
+        """Backward of a captured node, after all its descendants; `spent` as in `replay`."""
         captured = step.captured.pop(index)
         frame = captured.frame
-        frame.phase = "pop"
+        frame.phase, frame.spent = "pop", self._spent(step, spent)
         with self._choices() as again:
             if captured.hidden is None:
                 with torch.enable_grad():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 
 from tiercache.profile import Profile
-from tiercache.runtime.kinds import of_graph
+from tiercache.runtime.kinds import is_attended_to, of_graph
 from tiercache.runtime.planning.counting import Work
 from tiercache.runtime.planning.rehearsal import Rehearsal, Which
 from tiercache.runtime.schedule import Visit
@@ -110,6 +110,7 @@ def estimate_step(
     lies on disk, that which is used last first.
     """
     alive, peak = _Alive(), _Alive()
+    released: set[int] = set()
     had_bytes = 0.0  # of the device budget, in memory that the process has
     phases = {kind: Phase() for kind in PHASES}
     for visit in visits:
@@ -117,6 +118,7 @@ def estimate_step(
         at = _Visit(rehearsal, visit.kind, tree.nodes[visit.nodes[0]].start, tokens)
         phase = phases[visit.kind]
         flows = _flows(at, alive, budgets)
+        _release(alive, tree, visit, rehearsal, released)
         _settle(alive, at)
         if alive.total > peak.total:
             peak = replace(alive)
@@ -211,6 +213,18 @@ def _settle(alive: _Alive, at: _Visit) -> None:
         alive.sums = max(0.0, alive.sums - taken, at.ancestors("accumulate", _is_sum))
         alive.kept = max(0.0, alive.kept - (at.own("take", _any) - taken))
         alive.pages = max(0.0, alive.pages - at.own("put", _is_page, "capture"))
+
+
+def _release(alive: _Alive, tree: Tree, visit: Visit, rehearsal: Rehearsal, released: set[int]) -> None:
+    """Keys and values of nodes above for which this visit is the last go in its backward, not at their own pop."""
+    for index in {*visit.spent, *(released & set(visit.nodes) if visit.kind == "pop" else ())}:
+        node = tree.nodes[index]
+        num_bytes = _Visit(rehearsal, "capture", node.start, len(node.tokens)).own("put", is_attended_to)
+        if index in visit.spent:
+            released.add(index)
+            alive.pages = max(0.0, alive.pages - num_bytes)
+        else:
+            alive.pages += num_bytes  # which `_settle` takes off with all the rest
 
 
 def _add(phase: Phase, work: Work, flows: dict[str, float], profile: Profile) -> None:

@@ -81,6 +81,10 @@ class Ledger:
         self._note("take", key, tensor.numel() * tensor.element_size())
         return tensor
 
+    def release(self, key: PageKey) -> None:
+        """Forgets a page."""
+        self._pages.pop(key, None)
+
     def drop_node(self, node: bytes) -> None:
         """Forgets the pages of a node."""
         for key in [key for key in self._pages if key.node == node and not key.graph]:

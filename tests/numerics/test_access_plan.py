@@ -61,6 +61,33 @@ def test_plan_equals_the_run(name: str, options: dict, monkeypatch: pytest.Monke
         assert planned == list(record)
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kept", ["layer_inputs", "recompute", "attention", "all"])
+def test_keys_and_values_go_in_the_backward_that_reads_them_last(name: str, kept: str) -> None:
+    """While sums come, layer by layer, so that the two are never there together."""
+    case = make_case(name)
+    model = build_plain(prefix_attention, options=[{}, {"window": WINDOW}, {}])
+    with open_store("64MiB") as store:
+        replay = BranchReplay(
+            model,
+            store,
+            check_model=False,
+            prefix_activations=kept,
+            **{"min_shared_tokens": 1, **case.options},
+        )
+        with store.record_accesses() as record:
+            replay.backward(case.rows, weighted_sum)
+        made = list(record)
+        assert not any(store.stats().bytes_used.values())
+    last_read = {key: at for at, (operation, key) in enumerate(made) if operation == "read"}
+    discarded = {key: at for at, (operation, key) in enumerate(made) if operation == "discard"}
+    pages = [key for key in last_read if key.kind in ("key", "value")]
+    assert pages or not any(operation == "put" for operation, _ in made)
+    for key in pages:
+        between = made[last_read[key] + 1 : discarded[key]]
+        assert all(other.layer == key.layer for _, other in between), f"{key} outlives its layer's backward"
+
+
 def test_plan_of_logprobs_covers_both_walks(monkeypatch: pytest.MonkeyPatch) -> None:
     model = build_plain(prefix_attention)
     ids = torch.tensor([[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 7, 8]])

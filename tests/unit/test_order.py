@@ -114,6 +114,26 @@ def test_every_pass_visits_each_tail_once_behind_its_captured_path(passes, seed)
     assert not there or passes[-1] in ("scores", "again")
 
 
+@pytest.mark.parametrize("passes", ["step", "gradients"])
+@pytest.mark.parametrize("seed", range(20))
+def test_a_node_is_spent_by_the_last_visit_below_it_and_by_no_other(passes, seed):
+    tree = random_tree(random.Random(seed), 80)
+    visits = plan_visits(tree, max_visit_tokens=90, passes=passes)
+    below = {node.index: [] for node in tree.nodes if not node.is_leaf}
+    for at, visit in enumerate(visits):
+        for above in tree.path(visit.nodes[0])[:-1]:
+            below[above].append(at)
+    spent = {node: at for at, visit in enumerate(visits) for node in visit.spent}
+    assert spent == {node: max(readers) for node, readers in below.items()}
+    assert sum(len(visit.spent) for visit in visits) == len(spent)
+
+
+def test_walks_that_keep_their_pages_spend_none():
+    tree = random_tree(random.Random(0), 40)
+    for passes in ("scores", "again"):
+        assert not any(visit.spent for visit in plan_visits(tree, max_visit_tokens=90, passes=passes))
+
+
 def test_the_walk_back_is_the_mirror_of_the_walk_there():
     tree = random_tree(random.Random(4), 40)
     there, back = plan_passes(tree, ["scores", "gradients"], max_visit_tokens=64)

@@ -126,8 +126,10 @@ def test_a_plan_names_what_each_choice_takes(tmp_path: Path) -> None:
     found = {choice.name: choice for choice in planned.choices}
     assert not any(choice.faults for choice in planned.choices)
     kv_bytes = 256 * 3 * 2 * 8 * 4  # tokens, layers, key and value, width of a head, fp32
-    assert found["recompute"].estimate.page_bytes == pytest.approx(2 * kv_bytes)  # and their sums
-    assert found["layer_inputs"].estimate.page_bytes >= 2 * kv_bytes + 256 * 3 * 16 * 4
+    # all sums, and the keys and values of all nodes but the last of four, whose go while its sums come
+    most_bytes = 2 * kv_bytes - kv_bytes / 4
+    assert found["recompute"].estimate.page_bytes == pytest.approx(most_bytes)
+    assert found["layer_inputs"].estimate.page_bytes >= most_bytes + 256 * 3 * 16 * 4
     assert found["attention"].estimate.page_bytes > found["layer_inputs"].estimate.page_bytes
     pops = {name: choice.estimate.phases["pop"].work.matmul_flops for name, choice in found.items()}
     assert pops["all"] < 0.75 * pops["layer_inputs"]
