@@ -67,6 +67,7 @@ class OnlinePolicy:
         # A store must keep its pages: a policy that in a trace refuses what its queues can't hold would switch it off.
         self._judges = hasattr(hooks.module, "admit") and not getattr(hooks.module, "admit_is_fit", False)
         self.selective = admission != "always" or self._judges
+        self.oracle = hooks.oracle
         setup = getattr(hooks.module, "setup", None)
         if setup is not None:
             self._call(setup, self.M, self.F, **params)

@@ -24,6 +24,7 @@ class Accesses:
 
     Attributes:
         watched: somebody wants `note` to be called.
+        num_plans: that were followed, none among them.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Accesses:
         self._start_s = start_s
         self._timeout_s = timeout_s
         self._follower = Follower(None)
+        self.num_plans = 0
         self._records: list[Record] = []
         self.watched = trace is not None
         if trace is not None:
@@ -51,6 +53,10 @@ class Accesses:
     def next_use(self, key: PageKey) -> int | None:
         """Position of the next planned use of the page's bytes; None: never, as far as is known."""
         return self._follower.next_use(key)
+
+    def distance(self, key: PageKey) -> float | None:
+        """How far away the page's next use is in the plan: `Follower.distance`."""
+        return self._follower.distance(key)
 
     def recompute_s(self, key: PageKey) -> float | None:
         """Seconds to compute a page again, as the plan says; None for one that must be kept."""
@@ -95,9 +101,14 @@ class Accesses:
         """By how much the plan will overflow the upper tiers: `Follower.bytes_to_leave`."""
         return self._follower.bytes_to_leave(above_bytes)
 
+    def use_when_fullest(self, key: PageKey) -> float | None:
+        """When the page is used once the plan holds most: `Follower.use_when_fullest`."""
+        return self._follower.use_when_fullest(key)
+
     def follow(self, plan: AccessPlan | None) -> None:
         """Makes a plan's accesses the known future; None ends that."""
         self._follower = Follower(plan)
+        self.num_plans += 1
         self._follower.begin(self._books)
         self.watched = self._trace is not None or bool(self._records) or self._follower.active
         if self._follower.active:

@@ -6,7 +6,7 @@ import errno
 
 from tiercache.entry import Entry, Place
 from tiercache.errors import TierFullError
-from tiercache.payload import Source
+from tiercache.payload import Source, is_addressable
 from tiercache.room import Room
 from tiercache.transfer import Transfer
 
@@ -153,8 +153,7 @@ class Demotion:
     ) -> int:
         """Copies from a pinned place to the next tier below that can take it; returns that tier's level."""
         error: TierFullError | None = None
-        last = self._books.last
-        for target in [last] if to_last else self.order_below(entry, level):
+        for target in self._targets(entry, level, behind=behind, to_last=to_last):
             try:
                 with self._transfer.source(entry, level, target, deadline) as source:
                     left = self.land(entry, level, target, source, deadline, behind=behind)
@@ -166,5 +165,17 @@ class Demotion:
                 error = full.with_traceback(None)  # whose frames would keep the page's memory
                 continue
             return target
-        assert error is not None, "demotion from the lowest tier"
+        assert error is not None, "no tier to try"
         raise error
+
+    def _targets(self, entry: Entry, level: int, *, behind: bool, to_last: bool) -> list[int]:
+        """Tiers to try in turn. With a plan, write-behind fills those above a drive and leaves that to the plan."""
+        books = self._books
+        assert level < books.last, "demotion from the lowest tier"
+        if to_last:
+            return [books.last]
+        below = self.order_below(entry, level)
+        planned = behind and level + 1 < books.last and books.distance(entry.key) is not None
+        if planned and not is_addressable(books.tiers[books.last]):
+            below.remove(books.last)
+        return below

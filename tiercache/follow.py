@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from itertools import accumulate
+from math import inf
 
 from tiercache.entry import Entry, PageKey, Rise
 from tiercache.placement import Books
@@ -43,12 +43,15 @@ class Follower:
         self._retry_at = 0
         self._recompute_s: dict[PageKey, float] = {}
         self.active = plan is not None
-        live_bytes = [0, *plan.live_bytes()] if plan is not None else [0]
-        self._most_bytes = list(accumulate(reversed(live_bytes), max))[::-1]
+        self._ends: dict[PageKey, list[int]] = {}
+        self._live_bytes = [0, *plan.live_bytes()] if plan is not None else [0]
+        self._fullest = _fullest_from(self._live_bytes)
         for position, access in enumerate(self._accesses):
             self._at.setdefault((access.operation, access.key), []).append(position)
             if access.operation in ("read", "accumulate", "take"):
                 self._uses.setdefault(access.key, []).append(position)
+            if access.operation in ("take", "discard"):
+                self._ends.setdefault(access.key, []).append(position)
             if access.recompute_s is not None:
                 self._recompute_s[access.key] = access.recompute_s
 
@@ -58,7 +61,20 @@ class Follower:
 
     def bytes_to_leave(self, above_bytes: int) -> int:
         """Bytes of pages that the plan will have pushed out of tiers that hold `above_bytes`."""
-        return max(0, self._most_bytes[self._cursor] - above_bytes)
+        return max(0, self._live_bytes[self._fullest[self._cursor]] - above_bytes)
+
+    def use_when_fullest(self, key: PageKey) -> float | None:
+        """Position of the page's first use once the plan holds most from here on, inf without one; None: it is gone by
+        then, so its room is worth nothing.
+        """
+        fullest = self._fullest[self._cursor]
+        ends = self._ends.get(key, [])
+        index = bisect_left(ends, self._cursor)
+        if index < len(ends) and ends[index] < fullest:
+            return None
+        uses = self._uses.get(key, [])
+        index = bisect_left(uses, fullest)
+        return uses[index] if index < len(uses) else inf
 
     def begin(self, books: Books) -> None:
         """Tells the policies this plan's next uses in place of another's."""
@@ -76,6 +92,13 @@ class Follower:
             return None
         index = bisect_left(uses, self._cursor)
         return uses[index] if index < len(uses) else None
+
+    def distance(self, key: PageKey) -> float | None:
+        """Accesses until the page's next use, inf without one; None without a plan."""
+        if not self.active:
+            return None
+        when = self.next_use(key)
+        return inf if when is None else when - self._cursor
 
     def note(self, operation: Operation, key: PageKey, books: Books) -> None:
         """The run made this access."""
@@ -175,6 +198,16 @@ class Follower:
             return 0 if access.operation != "accumulate" else None
         # A sum that the CPU can add to, or a page that is copied out, is as good in host memory.
         return 1 if source > 1 and access.operation == "accumulate" else (0 if source > 1 else None)
+
+
+def _fullest_from(live_bytes: list[int]) -> list[int]:
+    """For each place in a plan, where from there on it holds most."""
+    found, best = [0] * len(live_bytes), len(live_bytes) - 1
+    for at in reversed(range(len(live_bytes))):
+        if live_bytes[at] >= live_bytes[best]:
+            best = at
+        found[at] = best
+    return found
 
 
 def reserve_rise(entry: Entry, level: int, room: Room, not_before: int | None = None) -> bool:

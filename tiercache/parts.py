@@ -136,9 +136,8 @@ def create_parts(
     room, timeout_s = demotion.room, config.timeout_s
     promotion = Promotion(transfer, room)
     accesses = Accesses(transfer, room, promotion, trace, start_s, timeout_s)
-    books.recompute_s = accesses.recompute_s
-    books.bytes_to_leave = accesses.bytes_to_leave
-    books.on_publish = Cleaner(transfer, demotion, timeout_s).poke
+    books.recompute_s, books.distance = accesses.recompute_s, accesses.distance
+    books.on_publish = Cleaner(transfer, demotion, accesses, timeout_s).poke
     leases, loans = Leases(books, room, promotion, timeout_s), Loans(books, room)
     discards = Discards(books)
     keeper = Keeper(transfer, demotion, namespace, timeout_s)

@@ -16,13 +16,13 @@ from tiercache.tiers.base import PageMeta, Slot, Tier
 from tiercache.trace import Timeline
 
 
+def _unplanned(_key: PageKey) -> float | None:
+    """No plan is followed."""
+    return None
+
+
 def _kept(_: PageKey) -> None:
     """Every page must be kept, as far as no plan says otherwise."""
-
-
-def _stays(_above_bytes: int) -> int:
-    """Nothing has to leave, as far as no plan says otherwise."""
-    return 0
 
 
 class Books(Monitor):
@@ -40,7 +40,7 @@ class Books(Monitor):
         on_publish: called with the level after a place became valid.
         on_bury: called with an entry that is about to leave the table.
         recompute_s: seconds to compute a page again, as a plan says; None for one that must be kept.
-        bytes_to_leave: by how much a plan will overflow the upper tiers: `Follower.bytes_to_leave`.
+        distance: accesses until a page's next use in the plan: `Follower.distance`.
         pace: of the run and of copies.
         timeline: where copies and stalls are noted, if they are.
     """
@@ -68,7 +68,7 @@ class Books(Monitor):
         self.on_publish: Callable[[int], None] | None = None
         self.on_bury: Callable[[Entry], None] | None = None
         self.recompute_s: Callable[[PageKey], float | None] = _kept
-        self.bytes_to_leave: Callable[[int], int] = _stays
+        self.distance: Callable[[PageKey], float | None] = _unplanned
         self.pace = Pace()
         self.timeline: Timeline | None = None
         self.counts = Stats(bytes_peak={tier.name: 0 for tier in tiers})

@@ -44,6 +44,11 @@ class PolicyNote:
         """Whether the policy may refuse pages."""
         return bool(self._policy.selective)
 
+    @property
+    def oracle(self) -> bool:
+        """Whether it chooses by next uses alone."""
+        return bool(self._policy.oracle)
+
     def _note(self, op: str, page: int, number: int = 0, cost: float = 0.0) -> None:
         key = self._key_of(page) if page >= 0 else None
         self._trace.add_question(self._now_s(), key, op, number, self._tier, page, cost)

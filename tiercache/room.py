@@ -7,7 +7,10 @@ from collections.abc import Callable
 
 from tiercache.entry import Entry, Place
 from tiercache.errors import TierFullError
+from tiercache.payload import is_addressable
 from tiercache.placement import Books
+
+_LOOKS_AT = 64  # times what is needed, of the next victims, for pages that can go without a write
 
 
 class Room:
@@ -148,6 +151,8 @@ class Room:
                 dropped += 1
             elif loaded is None:
                 loaded = entry
+        if not dropped and loaded is not None and self._drop_instead(level, loaded, num_bytes):
+            dropped = 1
         if dropped:
             return dropped
         if loaded is not None:
@@ -155,6 +160,33 @@ class Room:
             assert place is not None
             books.pin(loaded, place, level, copy=True)
         return loaded
+
+    def _drop_instead(self, level: int, loaded: Entry, num_bytes: int) -> bool:
+        """Drops copies in place of a victim that would have to be written to the drive; False when none can go.
+
+        A page that lies on the drive already costs one transfer and the victim two, so its next use may be half as far
+        away. One that lies further up and is used before the victim stays there, and costs none.
+        """
+        books = self._books
+        policy, far = books.policies[level], books.distance(loaded.key)
+        if policy is None or far is None or level + 1 < books.last or is_addressable(books.tiers[books.last]):
+            return False
+        if not policy.oracle:  # being asked for more than has to go changes what others choose
+            return False
+        dropped = False
+        for number in policy.victims(min(books.tiers[level].used_bytes, _LOOKS_AT * max(1, num_bytes))):
+            entry: Entry | None = books.by_id[number]
+            if entry is None or (place := entry.valid_place(level)) is None or place.pins or place.ahead:
+                continue
+            distance = books.distance(entry.key)
+            if distance is None or not self._is_spare(entry, level):
+                continue
+            if distance < far if not entry.has_copy_below(level) else 2 * distance >= far:
+                books.vacate(entry, level, self._spare_level(entry, level))
+                dropped = True
+                if books.free_bytes(level) >= num_bytes:
+                    break
+        return dropped
 
     def _drop_a_spare(self, level: int) -> bool:
         """Ends one copy of a page that lies elsewhere too; False when there is none."""

@@ -51,12 +51,16 @@ def test_pages_do_not_push_each_other_out_for_ever(
 
 
 def _settled(store: TierStore, want: int) -> int:
-    """Bytes that went from host memory to the disk once they are as many as wanted, or nothing more comes."""
+    """Bytes that went to the disk once they are as many as wanted, or nothing more comes."""
+
+    def written() -> int:
+        return sum(size for way, size in store.stats().bytes_moved.items() if way.endswith("->disk"))
+
     deadline = time.monotonic() + 10
-    while time.monotonic() < deadline and store.stats().bytes_moved.get("host->disk", 0) < want:
+    while time.monotonic() < deadline and written() < want:
         time.sleep(0.01)
     time.sleep(0.1)
-    return store.stats().bytes_moved.get("host->disk", 0)
+    return written()
 
 
 @pytest.mark.parametrize("policy", ["planned", "lru", "sieve"])
@@ -80,6 +84,54 @@ def test_what_a_plan_will_push_out_is_written_while_there_is_room(
             assert must_go - 2 * PAGE <= _settled(store, must_go - 2 * PAGE) <= must_go
             for number in range(put):
                 store.discard([_key(number)])
+        store.check_integrity()
+
+
+@pytest.mark.parametrize("host_pages", [0, 4])
+def test_what_goes_to_a_drive_goes_from_the_device_too(tmp_path: Path, host_pages: int) -> None:
+    """The first pages, which are used last, are on disk long before the device is full."""
+    on_device, put, pages = 16, 6, 16 + host_pages + 4
+    plan = AccessPlan([Access("put", _key(n), PAGE) for n in range(pages)])
+    for n in reversed(range(pages)):
+        plan.add("read", _key(n), PAGE)
+    host = {"host": host_pages * (PAGE + 512) + 4096} if host_pages else {}
+    with open_store(on_device * PAGE, staging=4096, disk=tmp_path, disk_capacity="64MiB", **host) as store:
+        store.follow(plan)
+        for number in range(put):
+            store.put(_key(number), torch.full((PAGE,), number, dtype=torch.uint8))
+        assert 3 * PAGE <= _settled(store, 4 * PAGE) <= 4 * PAGE
+        assert not store.stats().bytes_moved.get("device->host", 0)
+        for number in range(put):
+            with store.read(_key(number)) as lease:
+                assert (lease.tensor == number).all()
+        store.check_integrity()
+
+
+def test_sums_stay_while_pages_that_are_on_the_drive_can_go(tmp_path: Path) -> None:
+    """Inputs, then sums of their size, then both from the last to the first, as in a training step. Only as many bytes
+    are written as the tiers above lack, and no sum among them: what lies on the drive already is dropped first.
+    """
+    count, on_device, in_host = 12, 8, 8
+    inputs, sums = ([PageKey(bytes([n]) * 32, 0, kind) for n in range(count)] for kind in ("key", "grad_key"))
+    plan = AccessPlan([Access("put", key, PAGE) for key in inputs])
+    for key in reversed(sums):
+        plan.add("accumulate", key, PAGE)
+    for n in reversed(range(count)):
+        plan.add("take", inputs[n], PAGE)
+        plan.add("take", sums[n], PAGE)
+    host = in_host * (PAGE + 512) + 4096
+    with open_store(on_device * PAGE, host=host, staging=4096, disk=tmp_path, disk_capacity="64MiB") as store:
+        store.follow(plan)
+        for n, key in enumerate(inputs):
+            store.put(key, torch.full((PAGE // 4,), float(n)))
+        lacks = (2 * count - on_device - in_host) * PAGE
+        assert _settled(store, lacks) >= lacks - 2 * PAGE
+        for key in reversed(sums):
+            store.accumulate(key, torch.ones(PAGE // 4))
+        assert _settled(store, 0) <= lacks + 2 * PAGE
+        for n in reversed(range(count)):
+            assert (store.take(inputs[n]) == float(n)).all()
+            assert (store.take(sums[n]) == 1.0).all()
         store.check_integrity()
 
 
