@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ _PHASES = {"capture": "capture", "score": "score", "replay": "replay", "pop": "p
 def plan_accesses(runner: Any, step: Step, visits: Sequence[Visit], shape: Shape) -> AccessPlan:
     """Expands what one visit of each kind was seen to ask of the store over the tree's own nodes and pages."""
     plan = AccessPlan()
-    released: set[PageKey] = set()
+    released: Counter[PageKey] = Counter()
     for visit in visits:
         _plan_visit(plan, runner, step, visit, shape, released)
         if visit.kind == "pop":
@@ -32,7 +33,7 @@ def plan_accesses(runner: Any, step: Step, visits: Sequence[Visit], shape: Shape
 
 
 def _plan_visit(
-    plan: AccessPlan, runner: Any, step: Step, visit: Visit, shape: Shape, released: set[PageKey]
+    plan: AccessPlan, runner: Any, step: Step, visit: Visit, shape: Shape, released: Counter[PageKey]
 ) -> None:
     frame: Frame = runner.frame(step, None, visit.nodes, _PHASES[visit.kind], visit.spent)
     constant = visit.kind in ("capture", "pop") and not needs_graph(step, visit.nodes[0])
@@ -108,19 +109,21 @@ def _plan_burst(plan: AccessPlan, frame: Frame, shape: Shape, group: list[Event]
                 plan.add(event.operation, key, event.bytes_of(ancestor.length))
 
 
-def _plan_releases(plan: AccessPlan, frame: Frame, layer: LayerSpec, released: set[PageKey]) -> None:
+def _plan_releases(plan: AccessPlan, frame: Frame, layer: LayerSpec, released: Counter[PageKey]) -> None:
     """What a layer's backward gives back of ancestors that nobody attends to afterwards."""
     for ancestor in spent_ancestors(frame, layer.window):
         for kind in layer.kinds:
             key = PageKey(ancestor.digest, layer.index, kind)
             plan.add("discard", key)
-            released.add(key)
+            released[key] += 1
 
 
-def _plan_discards(plan: AccessPlan, step: Step, node: int, shape: Shape, released: set[PageKey]) -> None:
+def _plan_discards(plan: AccessPlan, step: Step, node: int, shape: Shape, released: Counter[PageKey]) -> None:
     """What is left of a node once it is popped."""
     for key in content_keys(step.digests[node], shape, recorded=records_selection(step, node)):
-        if key not in released:
+        if released[key]:
+            released[key] -= 1
+        else:
             plan.add("discard", key)
 
 

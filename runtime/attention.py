@@ -83,6 +83,7 @@ class _PageAttention(torch.autograd.Function):
         else:
             out, lse = kept
         if frame.keep_attention and frame.phase == "capture":
+            frame.keep_once(layer)
             frame.store.put(_own_key(frame, layer, "attention_output"), out)
             frame.store.put(_own_key(frame, layer, "attention_lse"), lse)
         _write_pages((k, v) if latents is None else latents.pair, frame, layer)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from tiercache.entry import PageKey
+from tiercache.errors import ConfigError
 from tiercache.runtime.kernels import MASKED
 
 
@@ -133,6 +134,7 @@ class Frame:
     records_selection: bool = False
     balance: Any = None
     spent: frozenset[bytes] = frozenset()
+    _kept: set[int] = field(default_factory=set)
     _calls: dict[int | None, list[PageCall]] = field(default_factory=dict)
     _own_bias: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
 
@@ -150,6 +152,15 @@ class Frame:
                 for call in page_calls(self.pieces, ancestor, window, self.device)
             ]
         return self._calls[window]
+
+    def keep_once(self, layer: LayerSpec) -> None:
+        """Raises ConfigError where a layer leaves its attention a second time: it has one place for it."""
+        if layer.index in self._kept:
+            raise ConfigError(
+                f'prefix_activations="attention": {layer.name} attends more than once in a forward',
+                remedy='keep "layer_inputs" or "all", or give each call a layer of its own',
+            )
+        self._kept.add(layer.index)
 
     def own_bias(self, length: int, window: int | None) -> torch.Tensor | None:
         """[n, n] mask of a node's own block where the window is shorter than the node, else None (causal)."""

@@ -46,11 +46,11 @@ class StepPages:
         return taken
 
     def release(self, key: PageKey) -> None:
-        """Gives back this step's references of one page, which it will not read again."""
+        """Gives back one of this step's references of a page: a layer that attends twice has put it twice."""
         held = self.held.get(key.node)
-        count = held.pop(key, 0) if held else 0
-        if count:
-            self.store.discard([key] * count)
+        if held is not None and held[key] > 0:
+            held[key] -= 1
+            self.store.discard([key])
 
     def drop_node(self, node: bytes) -> None:
         """Gives back this step's references of one node's pages."""

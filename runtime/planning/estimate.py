@@ -8,6 +8,7 @@ from tiercache.profile import Profile
 from tiercache.runtime.kinds import is_attended_to, of_graph
 from tiercache.runtime.planning.counting import Work
 from tiercache.runtime.planning.rehearsal import Rehearsal, Which
+from tiercache.runtime.probe import Shape
 from tiercache.runtime.schedule import Visit
 from tiercache.runtime.tree import Tree
 
@@ -101,7 +102,7 @@ class _Alive:
 
 
 def estimate_step(
-    tree: Tree, visits: list[Visit], rehearsal: Rehearsal, budgets: Budgets, profile: Profile
+    tree: Tree, visits: list[Visit], rehearsal: Rehearsal, shape: Shape, budgets: Budgets, profile: Profile
 ) -> Estimate:
     """Adds up a step visit by visit.
 
@@ -118,10 +119,15 @@ def estimate_step(
         at = _Visit(rehearsal, visit.kind, tree.nodes[visit.nodes[0]].start, tokens)
         phase = phases[visit.kind]
         flows = _flows(at, alive, budgets)
+        had_sums = alive.sums
         _release(alive, tree, visit, rehearsal, released)
         _settle(alive, at)
-        if alive.total > peak.total:
-            peak = replace(alive)
+        most = alive
+        if alive.sums > had_sums and visit.spent:
+            length = max(len(tree.nodes[node].tokens) for node in visit.spent)
+            most = replace(alive, pages=alive.pages + _beyond_end(shape, length))
+        if most.total > peak.total:
+            peak = replace(most)
         held_bytes = max(had_bytes, min(alive.total, budgets.device))
         grown = Work(fresh_s=(held_bytes - had_bytes) * profile.fresh_s_per_byte)
         had_bytes = held_bytes
@@ -213,6 +219,34 @@ def _settle(alive: _Alive, at: _Visit) -> None:
         alive.sums = max(0.0, alive.sums - taken, at.ancestors("accumulate", _is_sum))
         alive.kept = max(0.0, alive.kept - (at.own("take", _any) - taken))
         alive.pages = max(0.0, alive.pages - at.own("put", _is_page, "capture"))
+
+
+def _beyond_end(shape: Shape, num_tokens: int) -> int:
+    """By how much a replay that makes all sums and spends its parent's keys and values holds more than at its end.
+
+    Layer by layer, from the last to the first: its sums come, then its keys and values go.
+    """
+    held = most = going = 0
+    at: int | None = None  # the layer whose keys and values are going
+    for event in shape.events["replay"]:
+        kind = event.kind.removeprefix("grad_")
+        is_attended = event.operation == "accumulate" and is_attended_to(kind)
+        if going and not (is_attended and event.layer == at):
+            held, going = held - going, 0
+        if event.operation == "accumulate":
+            held += event.bytes_of(num_tokens)
+            most = max(most, held)
+        if is_attended:
+            at, going = event.layer, going + _page_bytes(shape, event.layer, kind, num_tokens)
+    return most - (held - going)
+
+
+def _page_bytes(shape: Shape, layer: int, kind: str, num_tokens: int) -> int:
+    return next(
+        e.bytes_of(num_tokens)
+        for e in shape.events["replay"]
+        if (e.operation, e.layer, e.kind) == ("read", layer, kind)
+    )
 
 
 def _release(alive: _Alive, tree: Tree, visit: Visit, rehearsal: Rehearsal, released: set[int]) -> None:

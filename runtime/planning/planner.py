@@ -216,10 +216,12 @@ class _Planner:
             least = least_device_bytes(self.stage.shape(options.prefix_activations), node_tokens)
             check_device(least, budgets.device, PlanError)
         rehearsal = self.stage.rehearse(options, full, hardware.profile, min(3, max(2, len(nodes))))
-        estimate = estimate_step(tree, visits, rehearsal, budgets, hardware.profile)
+        estimate = estimate_step(tree, visits, rehearsal, shape, budgets, hardware.profile)
+        replays_once = sum(visit.kind == "replay" for visit in visits) == 1
         memory = self._held() | {
             "sums": rehearsal.sum_bytes,
-            "visit": estimate.visit_bytes,
+            "visit": estimate.visit_bytes
+            - (rehearsal.reused_bytes if replays_once and hardware.on_host else 0),
             "store": math.ceil(estimate.tier_bytes["device"]),
         }
         choice = Choice(name, _settings(name, limits, budgets, estimate), estimate, memory)

@@ -7,11 +7,13 @@ import torch
 from dense import gradients, relative_l2, weighted_sum
 from machines import slow_machine
 from model_zoo import WINDOW
-from plain_model import build_plain
+from plain_model import Block, build_plain, rotate
 from runs import dense_objective
+from torch.nn.functional import gelu
 from trees import NAMES, make_case, pad
 
 from tiercache import open_store
+from tiercache.errors import ConfigError
 from tiercache.plan import AccessPlan
 from tiercache.runtime import BranchReplay, prefix_attention
 from tiercache.runtime.engine import Engine
@@ -86,6 +88,39 @@ def test_keys_and_values_go_in_the_backward_that_reads_them_last(name: str, kept
     for key in pages:
         between = made[last_read[key] + 1 : discarded[key]]
         assert all(other.layer == key.layer for _, other in between), f"{key} outlives its layer's backward"
+
+
+def _attends_twice(self, x, angle, attention):
+    """A block whose output is the difference of two attentions over the same keys and values."""
+    heads = self.qkv(self.norm_1(x)).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+    q, k, v = heads.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
+    q, k = rotate(q, angle), rotate(k, angle)
+    one, two = (attention(q * s, k, v, layer=self.layer, **self.options) for s in (1.0, 0.5))
+    x = x + self.out((one - 0.3 * two).transpose(1, 2).flatten(2))
+    return x + self.down(gelu(self.up(self.norm_2(x))))
+
+
+@pytest.mark.parametrize("kept", ["layer_inputs", "recompute", "all", "attention"])
+def test_a_layer_that_attends_twice_keeps_its_pages_until_the_second_backward(
+    kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Block, "forward", _attends_twice)
+    model, case = build_plain(prefix_attention), make_case("depth_3")
+    _, want = dense_objective(model, case.rows, torch.sum)
+    model.zero_grad(set_to_none=True)
+    with open_store("64MiB") as store:
+        replay = BranchReplay(model, store, check_model=False, prefix_activations=kept, **case.options)
+        plans = _Plans(store, monkeypatch)
+        if kept == "attention":
+            with pytest.raises(ConfigError, match="attends more than once"):
+                replay.backward(case.rows, weighted_sum)
+            return
+        with store.record_accesses() as record:
+            logps = replay.logprobs(*pad(case.rows))
+            logps.sum().backward()
+        assert [(a.operation, a.key) for a in plans.plans[0].accesses] == list(record)
+        assert not any(store.stats().bytes_used.values())
+    assert relative_l2(gradients(model), want) < 1e-12
 
 
 def test_plan_of_logprobs_covers_both_walks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,14 +120,26 @@ def _here(tmp_path: Path, **changes: Any) -> str:
 JOB = Job(prompt_tokens=256, tail_tokens=16, branches=4, dtype=torch.float32, optimizer="none")
 
 
+@pytest.mark.parametrize(("tokens", "once"), [(64, True), (32, False)])
+def test_sums_reuse_what_activations_leave_in_a_single_replay_alone(
+    tmp_path: Path, tokens: int, once: bool
+) -> None:
+    hardware = find_hardware(_here(tmp_path))
+    (choice,) = plan_job(
+        config(), JOB, hardware, device=1 << 20, names=("layer_inputs",), max_visit_tokens=tokens
+    ).choices
+    assert (choice.device_bytes["visit"] < choice.estimate.visit_bytes) is once
+
+
 def test_a_plan_names_what_each_choice_takes(tmp_path: Path) -> None:
     planned = plan_job(config(), JOB, find_hardware(_here(tmp_path)), device=1 << 20, max_node_tokens=64)
     assert [choice.name for choice in planned.choices] == list(KEPT_ACTIVATIONS)
     found = {choice.name: choice for choice in planned.choices}
     assert not any(choice.faults for choice in planned.choices)
     kv_bytes = 256 * 3 * 2 * 8 * 4  # tokens, layers, key and value, width of a head, fp32
-    # all sums, and the keys and values of all nodes but the last of four, whose go while its sums come
-    most_bytes = 2 * kv_bytes - kv_bytes / 4
+    # all sums and pages, but for the last of four nodes, whose pages go layer by layer once their sums came: of three
+    # layers the last one's are there beside all sums
+    most_bytes = 2 * kv_bytes - kv_bytes / 4 * (2 / 3)
     assert found["recompute"].estimate.page_bytes == pytest.approx(most_bytes)
     assert found["layer_inputs"].estimate.page_bytes >= most_bytes + 256 * 3 * 16 * 4
     assert found["attention"].estimate.page_bytes > found["layer_inputs"].estimate.page_bytes
