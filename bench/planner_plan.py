@@ -13,13 +13,24 @@ SHAPES = {
     "half": Shape(prompt=2048, tail=64, branches=4),
     "tails": Shape(prompt=1024, tail=256, branches=8),
     "short": Shape(prompt=512, tail=128, branches=4),
+    "scored": Shape(prompt=1024, tail=128, branches=64),
+    "trained": Shape(prompt=2048, tail=128, branches=4),
 }
 BUDGETS: dict[str, dict[str, str]] = {
     "roomy": {"device": "8GiB"},
     "spilling": {"device": "64MiB", "host": "256MiB", "disk_capacity": "8GiB"},
 }
-THROTTLED = {"shape": "half", "device": "64MiB", "host": "96MiB"}
-"""The step over a slow disk tier, which takes what these budgets do not."""
+THROTTLED: dict[str, dict[str, Any]] = {
+    "scoring": {
+        "shape": "scored", "call": "logprobs", "device": "16MiB", "host": None, "options": {"max_visit_tokens": 512}
+    },
+    "training": {
+        "shape": "trained", "call": "backward", "device": "64MiB", "host": "64MiB", "options": {"max_visit_tokens": 512}
+    },
+}  # fmt: skip
+"""Runs over a slow disk tier, which takes what these budgets do not: log-probs of 64 tails without gradients, in 16
+visits that each read the prompt's pages, so that most transfers are reads; and a training step that replays all tails
+in one visit, where half of them are writes."""
 DENSE_ROWS = 1
 
 
@@ -58,12 +69,12 @@ class Plan:
 
     Attributes:
         rounds: of all steps.
-        more: further rounds of "auto" and of the fixed mode that was best, for a pair is compared.
+        pairs: of "auto" and the fixed mode that was best, which are compared.
         steps: of one round, in order.
     """
 
     rounds: int
-    more: int
+    pairs: int
     steps: list[StepJob] = field(default_factory=list)
 
 
@@ -76,7 +87,7 @@ def plan(*, quick: bool) -> Plan:
         StepJob("tails", "recompute", "tails", "roomy"),
         StepJob("short", "layer_inputs", "short", "roomy"),
     ]
-    return Plan(1 if quick else 3, 1 if quick else 2, steps)
+    return Plan(1 if quick else 3, 3 if quick else 7, steps)
 
 
 PREDICTED = ("roomy_all", "roomy_attention", "roomy_layer_inputs", "spilling_layer_inputs", "tails", "short")

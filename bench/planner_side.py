@@ -21,7 +21,7 @@ from tiercache.cli.peak_memory import PeakMemory
 
 def replaying(model: Any, folder: Path, mode: str, budgets: dict[str, str]) -> Contender:
     """A step through a store of these budgets."""
-    disk = {"disk": str(folder / "disk")} if "disk_capacity" in budgets else {}
+    disk = {"disk": str(folder / f"disk_{mode}")} if "disk_capacity" in budgets else {}
     store = tiercache.open_store(**budgets, **disk)
     replay = tiercache.runtime.BranchReplay(model, store, prefix_activations=mode)
 
@@ -49,6 +49,28 @@ def run_step(job: dict[str, Any], folder: Path) -> dict[str, Any]:
     return {"runs": [{"seconds": memory.seconds, "peak_bytes": memory.peak_bytes, **found}]}
 
 
+def run_pair(job: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Steps of two modes that take turns in one process, after a short one of each that is not timed.
+
+    Args:
+        job: modes, shape, budgets, rounds.
+        folder: with the model and the text.
+    """
+    model, rows = load_weights(folder, torch.bfloat16), make_rows(folder, Shape(**job["shape"]))
+    steps = {mode: replaying(model, folder, mode, job["budgets"]) for mode in job["modes"]}
+    for step in steps.values():
+        step(shortened(rows))
+    allocate_gradients(model)
+    runs = []
+    for turn in range(job["rounds"] + 1):
+        for mode in job["modes"] if turn % 2 else job["modes"][::-1]:
+            with PeakMemory() as memory:
+                steps[mode](rows)
+            if turn:  # in the first whole step of a process memory is new
+                runs.append({"mode": mode, "seconds": memory.seconds, "peak_bytes": memory.peak_bytes})
+    return {"runs": runs}
+
+
 def run_order(job: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The order of visits."""
     del folder
@@ -59,6 +81,7 @@ def run_order(job: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 KINDS: dict[str, Callable[[dict[str, Any], Path], dict[str, Any]]] = {
     "step": run_step,
+    "pair": run_pair,
     "order": run_order,
     "throttled": run_throttled,
     "predict": predict,

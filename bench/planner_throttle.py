@@ -1,4 +1,4 @@
-"""A disk tier as slow as it is told to be, under a training step: how much of its transfers hides behind compute."""
+"""A disk tier as slow as it is told to be: how much of its transfers hides behind scoring and training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from replay_side import allocate_gradients, shortened
-from replay_workload import Shape, load_weights, make_rows, mean_loss
+from replay_workload import BenchRow, Shape, load_weights, make_rows, mean_loss
 
 import tiercache
 from tiercache.cli.peak_memory import PeakMemory
@@ -62,10 +62,11 @@ def forgo_look_ahead() -> None:
 
 
 def run_throttled(job: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """A step over the throttled tier.
+    """A run over the throttled tier, after a short one that is not timed.
 
     Args:
-        job: shape, budgets of device and host, bytes_per_s (None: as fast as memory), prefetch.
+        job: shape, call (of the replay), budgets of device and host, options of the replay, bytes_per_s (None: as fast
+            as memory), prefetch.
         folder: with the model and the text.
     """
     if not job["prefetch"]:
@@ -74,20 +75,35 @@ def run_throttled(job: dict[str, Any], folder: Path) -> dict[str, Any]:
     throttle = Throttle(None)
     disk = FaultTier(MemoryTier(_CAPACITY, name="disk"), throttle)
     with tiercache.open_store(device=job["device"], host=job["host"], disk=disk, timeout_s=600) as store:
-        replay = tiercache.runtime.BranchReplay(model, store)
-        replay.backward(shortened(rows), mean_loss)
-        allocate_gradients(model)
+        replay = tiercache.runtime.BranchReplay(model, store, **job["options"])
+        run = scoring if job["call"] == "logprobs" else training
+        run(replay, shortened(rows))
+        if run is training:
+            allocate_gradients(model)
         throttle.bytes_per_s, throttle.num_bytes = job["bytes_per_s"], 0
         with PeakMemory() as memory:
-            report = replay.backward(rows, mean_loss)
-        run = {
+            report = run(replay, rows)
+        found = {
             "seconds": memory.seconds,
             "peak_bytes": memory.peak_bytes,
             "stall_s": report.stall_s + report.put_stall_s,
             "throttled_bytes": throttle.num_bytes,
             "bytes_moved": report.bytes_moved,
         }
-    return {"runs": [run], "bytes_per_s": job["bytes_per_s"]}
+    return {"runs": [found], "bytes_per_s": job["bytes_per_s"]}
+
+
+def training(replay: Any, rows: list[BenchRow]) -> Any:
+    """A training step; its report."""
+    return replay.backward(rows, mean_loss)
+
+
+def scoring(replay: Any, rows: list[BenchRow]) -> Any:
+    """Log-probs of rows of one length, without gradients; their report."""
+    tokens, scored = (torch.stack([getattr(row, name) for row in rows]) for name in ("tokens", "scored"))
+    with torch.no_grad():
+        replay.logprobs(tokens, None, scored)
+    return replay.report
 
 
 def rate_for(free: dict[str, Any]) -> float:
