@@ -83,7 +83,7 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", type=Path, required=True, help="where the results go")
-    parser.add_argument("--quick", action="store_true", help="one round, at most 10 minutes")
+    parser.add_argument("--quick", action="store_true", help="one round, about 11 minutes")
     parser.add_argument(
         "--tiny", action="store_true", help="a toy model and short prompts: tries the harness, no figures"
     )

@@ -87,7 +87,7 @@ def plan(*, quick: bool) -> Plan:
         StepJob("tails", "recompute", "tails", "roomy"),
         StepJob("short", "layer_inputs", "short", "roomy"),
     ]
-    return Plan(1 if quick else 3, 3 if quick else 7, steps)
+    return Plan(1 if quick else 3, 5 if quick else 9, steps)
 
 
 PREDICTED = ("roomy_all", "roomy_attention", "roomy_layer_inputs", "spilling_layer_inputs", "tails", "short")
