@@ -71,21 +71,19 @@ class Cleaner:
                     self._running[lane] = False
                     return
             deadline = books.clock.now() + self._timeout_s
-            early = lane == books.last
-            if self._demotion.clean(*claimed, deadline, to_last=early):
+            cleaned = self._demotion.clean(*claimed, deadline, to_last=lane == books.last)
+            if cleaned:
                 self._pause_s[lane] = _PAUSES_S[0]
-                if not early:
-                    continue
-                with (
-                    books.changed
-                ):  # behind the lanes that wait for a thread; what is clean now can give way to them
-                    self._rest_until_s[:lane] = [0.0] * lane
-                    self._start(lane, claim)
-                return
+            if cleaned and lane < books.last:
+                continue
             with books.changed:
                 self._running[lane] = False
-                self._rest_until_s[lane] = books.clock.now() + self._pause_s[lane]
-                self._pause_s[lane] = min(2 * self._pause_s[lane], _PAUSES_S[1])
+                if cleaned:  # what is clean now can give way; lanes that wait for a thread go first
+                    self._rest_until_s[:lane] = [0.0] * lane
+                    self._start(lane, claim)
+                else:
+                    self._rest_until_s[lane] = books.clock.now() + self._pause_s[lane]
+                    self._pause_s[lane] = min(2 * self._pause_s[lane], _PAUSES_S[1])
             return
 
     def _claim(self, level: int) -> tuple[Entry, int] | None:
